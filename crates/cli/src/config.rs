@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use tidepool_base::{ByteSize, Result};
-use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
+use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT, PoolRole};
 use tidepool_device::Location;
 
 /// Flags that say what memory there is.
@@ -41,6 +41,9 @@ pub struct DatabaseArgs {
     /// Which of the pool's databases this is; it is made if there is none of the name [default: tidepool]
     #[arg(long = "database", value_name = "NAME")]
     pub pool_database: Option<String>,
+    /// What the process begins as, of a database that lives in the pool. A flag of the commands that have it.
+    #[arg(skip)]
+    pub role: Option<PoolRole>,
     #[command(flatten)]
     pub memory: MemoryArgs,
 }
@@ -78,6 +81,9 @@ impl DatabaseArgs {
             builder = builder.data_dir(Some(data.clone()));
         }
         builder = builder.pool(self.pool.clone(), self.pool_name.clone(), self.pool_database.clone());
+        if let Some(role) = self.role {
+            builder = builder.pool_role(role);
+        }
         Ok(builder.data_dir_default(DATA_DIR_DEFAULT))
     }
 }

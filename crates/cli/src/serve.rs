@@ -2,12 +2,14 @@
 
 use crate::config::DatabaseArgs;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result};
-use tidepool_database::Database;
+use tidepool_database::{Database, HostRole, OnFenced, PoolRole};
 use tidepool_planner::Planner;
 use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,6 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
 pub struct ServeArgs {
     #[command(flatten)]
     database: DatabaseArgs,
+    /// Keep the database in the pool, and begin as primary, standby, or whichever is missing (auto) [default: none]
+    #[arg(long, value_name = "ROLE")]
+    role: Option<PoolRole>,
     /// Where clients connect [default: 127.0.0.1:5477]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
@@ -47,7 +52,7 @@ pub struct ServeArgs {
 
 pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let descriptors_max = raise_descriptor_limit();
-    let mut builder = args.database.builder()?;
+    let mut builder = DatabaseArgs { role: args.role, ..args.database }.builder()?;
     if let Some(listen) = args.listen {
         builder = builder.listen(listen);
     }
@@ -70,6 +75,7 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let database = tokio::task::spawn_blocking(move || Database::open(config))
         .await
         .map_err(|error| Error::internal(format!("opening the database failed: {error}")))??;
+    end_when_fenced(&database);
     let settings = database.config().server.clone();
     let options = ServiceOptions {
         connections_max: settings.connections_max,
@@ -96,9 +102,60 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let _ = writeln!(stdout, "tidepool is ready: {}", server.url()?).and_then(|()| stdout.flush());
     server.run().await;
     tracing::info!("writing the data folder");
+    IS_CLOSING.store(true, Ordering::Release);
     close(database).await?;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// How long statements have to tell their clients that the database was taken over.
+const FENCED_GRACE: Duration = Duration::from_millis(200);
+
+/// Ends the process, or begins it anew as a standby, once another host has taken the database over; and ends it where it cannot
+/// follow any more.
+fn end_when_fenced(database: &Arc<Database>) {
+    let on_fenced = database.on_fenced().unwrap_or_default();
+    database.watch_role(Box::new(move |role| {
+        let ends = matches!(role, HostRole::Fenced | HostRole::Failed);
+        if !ends || IS_CLOSING.load(Ordering::Acquire) {
+            return;
+        }
+        let spawned = std::thread::Builder::new().name("fenced".to_owned()).spawn(move || {
+            std::thread::sleep(FENCED_GRACE);
+            if role == HostRole::Fenced && on_fenced == OnFenced::Rejoin {
+                tracing::warn!("this process begins anew, as a standby");
+                tracing::error!("could not begin anew: {}", begin_anew());
+            }
+            std::process::exit(1);
+        });
+        if spawned.is_err() {
+            std::process::exit(1);
+        }
+    }));
+}
+
+/// Set before the server hands its term in.
+static IS_CLOSING: AtomicBool = AtomicBool::new(false);
+
+/// Puts the same program in the place of this one, as a standby. All that it holds of the pool is released by that. Returns only
+/// if it cannot.
+fn begin_anew() -> std::io::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let mut index = 0;
+    while index < arguments.len() {
+        if arguments[index] == "--role" && index + 1 < arguments.len() {
+            arguments[index + 1] = "standby".into();
+        } else if arguments[index].as_encoded_bytes().starts_with(b"--role=") {
+            arguments[index] = "--role=standby".into();
+        }
+        index += 1;
+    }
+    let mut command = std::process::Command::new(program);
+    command.args(arguments).env("TIDEPOOL_POOL_ROLE", "standby").exec()
 }
 
 /// Writes what the data folder does not have yet.

@@ -76,6 +76,9 @@
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
+//! role = "auto"                    # the database lives in the pool: primary, standby, or whichever is missing
+//! host_timeout = "1s"              # a primary that is silent for so long is taken over from
+//! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
 //!
 //! [settings]
 //! temp_tablespaces = "near, far"
@@ -162,7 +165,88 @@ pub struct PoolSettings {
     pub guards: bool,
     /// Main is published even if the database ends with its process: for tests.
     pub publishes: bool,
+    /// The database lives in the pool, and this is what the process begins as. `None`: the pool has memory of tablespaces and
+    /// nothing else.
+    pub role: Option<PoolRole>,
+    /// A primary of which nothing was heard for so long is taken over from.
+    pub host_timeout: Duration,
+    pub on_fenced: OnFenced,
 }
+
+impl PoolSettings {
+    /// What a configuration that names a pool's first device, and nothing else, says.
+    pub fn new(location: Location) -> PoolSettings {
+        PoolSettings {
+            location,
+            name: None,
+            database: POOL_DATABASE_DEFAULT.to_owned(),
+            guards: false,
+            publishes: false,
+            role: None,
+            host_timeout: HOST_TIMEOUT_DEFAULT,
+            on_fenced: OnFenced::Exit,
+        }
+    }
+}
+
+/// What a process begins as, of a database that lives in a pool. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolRole {
+    /// It writes. Refused (55006) while another host is primary and alive.
+    Primary,
+    /// It follows, and takes over when the primary dies.
+    Standby,
+    /// Primary where there is none, standby otherwise.
+    Auto,
+}
+
+impl PoolRole {
+    pub fn name(self) -> &'static str {
+        match self {
+            PoolRole::Primary => "primary",
+            PoolRole::Standby => "standby",
+            PoolRole::Auto => "auto",
+        }
+    }
+}
+
+impl std::str::FromStr for PoolRole {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PoolRole> {
+        [PoolRole::Primary, PoolRole::Standby, PoolRole::Auto]
+            .into_iter()
+            .find(|role| role.name() == text.trim())
+            .ok_or_else(|| invalid(format!("\"{text}\" is no role")).with_hint("Write primary, standby or auto."))
+    }
+}
+
+/// What a primary does once another host has taken over. It answers nothing any more in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFenced {
+    #[default]
+    Exit,
+    /// It begins anew, as a standby.
+    Rejoin,
+}
+
+impl std::str::FromStr for OnFenced {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<OnFenced> {
+        match text.trim() {
+            "exit" => Ok(OnFenced::Exit),
+            "rejoin" => Ok(OnFenced::Rejoin),
+            _ => Err(invalid(format!("\"{text}\" is neither exit nor rejoin"))),
+        }
+    }
+}
+
+/// How long a primary may be silent by default.
+pub const HOST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
+
+/// A host beats every 5 ms, and a machine under load delays that by some more.
+const HOST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// What statements of each class may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -472,25 +556,38 @@ struct PoolSpec {
     name: Option<String>,
     database: Option<String>,
     guard: Option<bool>,
+    role: Option<PoolRole>,
+    host_timeout: Option<Duration>,
+    on_fenced: Option<OnFenced>,
 }
 
 impl PoolSpec {
     fn build(self) -> Result<Option<PoolSettings>> {
         let Some(location) = self.location else {
+            if self.role.is_some() {
+                return Err(config_error("pool.role needs pool.location"));
+            }
             return match self.name.or(self.database) {
                 Some(_) => Err(config_error("pool.name and pool.database need pool.location")),
                 None => Ok(None),
             };
         };
+        let host_timeout = self.host_timeout.unwrap_or(HOST_TIMEOUT_DEFAULT);
+        if host_timeout < HOST_TIMEOUT_MIN {
+            return Err(config_error("pool.host_timeout must be at least 50ms"));
+        }
         if !matches!(location, Location::File(_) | Location::Dax(_)) {
             return Err(config_error(format!("pool.location must be file:PATH or dax:PATH, not \"{location}\"")));
         }
+        let defaults = PoolSettings::new(location);
         Ok(Some(PoolSettings {
-            location,
             name: self.name,
-            database: self.database.unwrap_or_else(|| POOL_DATABASE_DEFAULT.to_owned()),
+            database: self.database.unwrap_or(defaults.database),
             guards: self.guard.unwrap_or(false),
-            publishes: false,
+            role: self.role,
+            host_timeout,
+            on_fenced: self.on_fenced.unwrap_or_default(),
+            ..defaults
         }))
     }
 }
@@ -624,11 +721,20 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
-        let FilePool { location, name, database, guard } = file.pool;
+        let FilePool { location, name, database, guard, role, host_timeout, on_fenced } = file.pool;
         self.pool.location = location.map(|place| place.0).or(self.pool.location);
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
         self.pool.guard = guard.or(self.pool.guard);
+        if let Some(text) = role {
+            self.pool.role = Some(text.parse().map_err(context("pool.role"))?);
+        }
+        if let Some(text) = host_timeout {
+            self.pool.host_timeout = Some(duration(&text).map_err(context("pool.host_timeout"))?);
+        }
+        if let Some(text) = on_fenced {
+            self.pool.on_fenced = Some(text.parse().map_err(context("pool.on_fenced"))?);
+        }
         let FileServer {
             listen,
             socket_directory,
@@ -664,7 +770,8 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`. Others are none of the database's.
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`, `POOL_ROLE`,
+    /// `POOL_HOST_TIMEOUT`, `POOL_ON_FENCED`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -707,6 +814,9 @@ impl ConfigBuilder {
                 "POOL" => self.pool.location = Some(value.parse().map_err(wrong)?),
                 "POOL_NAME" => self.pool.name = Some(value),
                 "POOL_DATABASE" => self.pool.database = Some(value),
+                "POOL_ROLE" => self.pool.role = Some(value.parse().map_err(wrong)?),
+                "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
+                "POOL_ON_FENCED" => self.pool.on_fenced = Some(value.parse().map_err(wrong)?),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 "ANALYTICS" => self.workload.analytics.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 _ => {}
@@ -723,7 +833,10 @@ impl ConfigBuilder {
 
     /// The data folder if none was named so far.
     pub fn data_dir_default(mut self, path: impl Into<PathBuf>) -> ConfigBuilder {
-        self.data_dir.get_or_insert_with(|| path.into());
+        // What lives in a pool needs none.
+        if self.pool.role.is_none() {
+            self.data_dir.get_or_insert_with(|| path.into());
+        }
         self
     }
 
@@ -745,6 +858,18 @@ impl ConfigBuilder {
         self.pool.location = location.or(self.pool.location);
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
+        self
+    }
+
+    /// The database lives in the pool, and the process begins as this.
+    pub fn pool_role(mut self, role: PoolRole) -> ConfigBuilder {
+        self.pool.role = Some(role);
+        self
+    }
+
+    /// A primary of which nothing was heard for so long is taken over from.
+    pub fn host_timeout(mut self, timeout: Duration) -> ConfigBuilder {
+        self.pool.host_timeout = Some(timeout);
         self
     }
 
@@ -890,6 +1015,11 @@ impl ConfigBuilder {
                 "tablespace \"{}\" is in a pool, and pool.location names none",
                 space.name
             )));
+        }
+        if pool.as_ref().is_some_and(|pool| pool.role.is_some()) && self.data_dir.is_some() {
+            return Err(Error::unsupported("a data folder beside pool.role").with_detail(
+                "A database with a role has its log, and all else that outlives its processes, in the pool.",
+            ));
         }
         Ok(Config {
             data_dir: self.data_dir,
@@ -1054,6 +1184,9 @@ struct FilePool {
     name: Option<String>,
     database: Option<String>,
     guard: Option<bool>,
+    role: Option<String>,
+    host_timeout: Option<String>,
+    on_fenced: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -1255,11 +1388,9 @@ mod tests {
         let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();
         assert_eq!(mixes, [("2:1".to_owned(), 25.0), ("1:1".to_owned(), 24.0)]);
         let pool = PoolSettings {
-            location: Location::File("/mnt/pool".into()),
             name: Some("h1".to_owned()),
             database: "orders".to_owned(),
-            guards: false,
-            publishes: false,
+            ..PoolSettings::new(Location::File("/mnt/pool".into()))
         };
         assert_eq!(config.pool, Some(pool));
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
@@ -1311,6 +1442,11 @@ mod tests {
             ("[workload.dashboards]\n", "key \"workload"),
             ("[pool]\nname = \"h1\"\n", "need pool.location"),
             ("[pool]\nlocation = \"anon:\"\n", "must be file:PATH or dax:PATH"),
+            ("[pool]\nrole = \"auto\"\n", "needs pool.location"),
+            ("[pool]\nlocation = \"file:/p\"\nrole = \"boss\"\n", "is no role"),
+            ("[pool]\nlocation = \"file:/p\"\nhost_timeout = \"1ms\"\n", "at least 50ms"),
+            ("[pool]\nlocation = \"file:/p\"\non_fenced = \"sulk\"\n", "neither exit nor rejoin"),
+            ("data = \"d\"\n[pool]\nlocation = \"file:/p\"\nrole = \"auto\"\n", "a data folder beside pool.role"),
             ("[memory.far]\nlocation = \"pool:\"\n", "pool.location names none"),
             ("nonsense", "line 1"),
             ("[memory.near]\nprofile = \"no such\"\n", "tablespace \"near\""),

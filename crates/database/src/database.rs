@@ -14,6 +14,7 @@ use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespa
 use crate::encode_pool::EncodePool;
 use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
+use crate::roles::Roles;
 use crate::write::locks::{LockInfo, LockManager};
 use crate::{Config, DatabaseState, DatabaseVersion, Sequence};
 use parking_lot::{Mutex, RwLock};
@@ -96,6 +97,8 @@ pub struct Database {
     pub(crate) background: Arc<Background>,
     /// Makes indexes after a start.
     pub(crate) indexing: Mutex<Option<JoinHandle<()>>>,
+    /// Where the database lives in a pool.
+    pub(crate) roles: Option<Arc<Roles>>,
     /// What tablespaces at `pool:` lease from. Last, as they are dropped before.
     pool: Option<Arc<PoolHost>>,
 }
@@ -129,22 +132,28 @@ pub struct DatabaseStats {
 
 impl Database {
     /// Opens (or makes) the data folder and reads what is in it. One process at a time: 55006 otherwise.
+    /// One that lives in a pool has other processes beside it: this one becomes its primary, or follows that.
     pub fn open(config: Config) -> Result<Arc<Database>> {
+        if let Some(role) = config.pool.as_ref().and_then(|pool| pool.role) {
+            return Database::open_in_pool(config, role);
+        }
         let lock = config.data_dir.as_deref().map(lock_folder).transpose()?;
         Database::open_with(config, Arc::new(SystemFiles), lock)
     }
 
     /// `lock`: of the folder, where other processes could have it.
     pub(crate) fn open_with(config: Config, files: Arc<dyn Files>, lock: Option<File>) -> Result<Arc<Database>> {
-        Database::open_as(config, files, lock, None)
+        Database::open_as(config, files, lock, None, None)
     }
 
-    /// `follows`: another process's log, which is applied up to there. Without a data folder.
+    /// `follows`: another process's log, which is applied up to there. Without a data folder. `host`: what the process is in the
+    /// pool that the configuration names, if it has joined.
     pub(crate) fn open_as(
         config: Config,
         files: Arc<dyn Files>,
         lock: Option<File>,
         follows: Option<CommitTs>,
+        host: Option<Arc<PoolHost>>,
     ) -> Result<Arc<Database>> {
         tidepool_heap::set_process_limit(config.memory_limit_bytes);
         let (storage, manifest) = match &config.data_dir {
@@ -165,7 +174,13 @@ impl Database {
         let log_place = manifest.log.as_ref().map(|log| &log.place);
         // A folder that is new has nothing that a device lacks: who configures that is told what is wrong with it.
         let known = storage.as_ref().filter(|_| manifest.identity.is_some());
-        let pool = PoolHost::join(&config)?;
+        let pool = if host.is_some() { host } else { PoolHost::join(&config)? };
+        let roles = match (&pool, &config.pool) {
+            (Some(host), Some(settings)) => {
+                settings.role.map(|role| Roles::new(host, settings, role).map(Arc::new)).transpose()?
+            }
+            _ => None,
+        };
         let spaces =
             configs.open(&Finds::new(&manifest), pool.as_deref(), known.map(|storage| (storage, log_place)))?;
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
@@ -215,6 +230,7 @@ impl Database {
             last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
             indexing: Mutex::default(),
+            roles,
             pool,
         });
         if let Some(log) = log {
@@ -257,9 +273,13 @@ impl Database {
         &self.spaces
     }
 
-    /// What no client knows, and every start has again: where there is a data folder, its identity.
+    /// What no client knows, and every start has again: where there is a data folder, its identity, and in a pool the
+    /// database's.
     pub fn secret(&self) -> [u8; 16] {
         static OF_PROCESS: OnceLock<[u8; 16]> = OnceLock::new();
+        if let Some(roles) = &self.roles {
+            return roles.identity().0;
+        }
         let log = self.storage.as_ref().and_then(Storage::log_home);
         log.map_or_else(|| *OF_PROCESS.get_or_init(rand::random), |home| home.identity.0)
     }
@@ -308,8 +328,17 @@ impl Database {
     }
 
     fn new_seat(&self) -> Result<Seat> {
-        let redo = self.log.get().map(Redo::new).transpose()?;
-        Ok(Seat { worker: self.transactions.worker()?, redo })
+        Ok(Seat { worker: self.transactions.worker()?, redo: self.new_redo()? })
+    }
+
+    /// Without a log none.
+    pub(crate) fn new_redo(&self) -> Result<Option<Redo>> {
+        self.log.get().map(Redo::new).transpose()
+    }
+
+    /// Seats that were taken before there was a log have no end of it.
+    pub(crate) fn forget_seats(&self) {
+        self.seats.lock().clear();
     }
 
     pub(crate) fn give_back(&self, seat: Seat) {
@@ -389,6 +418,10 @@ impl Database {
 
     /// Not transactional, as in PostgreSQL. Remembered in the data folder.
     pub fn create_tablespace(&self, config: TablespaceConfig) -> Result<()> {
+        if self.roles.is_some() {
+            return Err(Error::unsupported("CREATE TABLESPACE in a database that lives in a pool")
+                .with_hint("Declare the tablespace in each host's configuration file."));
+        }
         let name = config.name.clone();
         if name.starts_with("pg_") {
             return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
@@ -482,7 +515,7 @@ impl Database {
             // It has told of its panic itself.
             let _ = thread.join();
         }
-        let Some(storage) = &self.storage else { return Ok(()) };
+        let Some(storage) = &self.storage else { return self.leave_pool() };
         if let Some(log) = self.log.get() {
             log.close()?;
         }
@@ -492,6 +525,17 @@ impl Database {
         storage.write_positions(&settled)?;
         self.checkpoint()?;
         self.note_log_closed()
+    }
+
+    /// Ends what the process is to a database that lives in a pool: all of it is there.
+    fn leave_pool(&self) -> Result<()> {
+        let Some(roles) = &self.roles else { return Ok(()) };
+        roles.stop();
+        if let Some(log) = self.log.get() {
+            log.close()?;
+            roles.end_reign();
+        }
+        Ok(())
     }
 
     /// Ends the background work without a checkpoint.
@@ -504,15 +548,17 @@ impl Database {
     /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`
     /// fewer where the sequence ends, but one at least. 2200H when there are no more.
     pub fn next_values(&self, sequence: &Sequence, count: u64, partial: bool) -> Result<Vec<i64>> {
+        self.check_writes()?;
         QueryHeap::outside(|| sequence.take(self.kept_positions(), count, partial))
     }
 
     fn kept_positions(&self) -> Option<&dyn KeptPositions> {
-        self.storage.as_ref().map(|_| self as _)
+        (self.storage.is_some() || self.roles.is_some()).then_some(self as _)
     }
 
     /// Sets where a sequence stands, at once and for all. 22003 when the value is not within its bounds.
     pub fn set_sequence(&self, sequence: &Sequence, value: i64, called: bool) -> Result<()> {
+        self.check_writes()?;
         QueryHeap::outside(|| sequence.set(self.kept_positions(), value, called))
     }
 
@@ -572,10 +618,16 @@ impl Drop for Database {
     fn drop(&mut self) {
         // The thread holds no pointer that keeps the database alive, so it is only told.
         self.background.stop();
+        if let Some(roles) = &self.roles {
+            roles.stop();
+        }
         // Before the folder is unlocked: nothing of this process writes to it any more.
         drop(self.log_writer.take());
         self.seats.get_mut().clear();
-        drop(self.log.take());
+        let is_written = self.log.take().is_some_and(|log| log.flush().is_ok());
+        if let Some(roles) = self.roles.as_ref().filter(|_| is_written) {
+            roles.end_reign();
+        }
         // What was retired keeps its tables.
         self.unfinished.lock().clear();
         // Of one who follows, it would be kept for as long as time stands still.

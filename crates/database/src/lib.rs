@@ -25,6 +25,7 @@ pub mod follow;
 mod patience;
 mod pool_host;
 mod process_memory;
+mod roles;
 mod upkeep;
 mod write;
 
@@ -36,7 +37,7 @@ pub use catalog::roles::{
 };
 pub use catalog::sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use catalog::state::{Catalog, ColumnSize, DatabaseState, DatabaseVersion, StateMark, TableSize};
-pub use config::{Config, ConfigBuilder, PoolSettings};
+pub use config::{Config, ConfigBuilder, OnFenced, PoolRole, PoolSettings};
 pub use database::{Database, DatabaseStats};
 pub use ddl::alter::{ColumnSource, Compute};
 pub use durability::check::{Checked, check_folder, reset_sequences, restore};
@@ -45,6 +46,7 @@ pub use durability::small::MainPlaces;
 pub use durability::storage::Copied;
 pub use patience::Patience;
 pub use pool_host::PoolHost;
+pub use roles::{FollowProgress, HostRole, RoleWatch};
 pub use tidepool_txn::Isolation;
 pub use upkeep::advice;
 pub use upkeep::elastic::TablespaceChange;
@@ -64,6 +66,9 @@ pub use write::writer::{ChecksOf, RowChecks, TableWriter, rounded};
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] =
     &["commit.decided", "commit.stamped", "checkpoint.view", "checkpoint.rows", "checkpoint.manifest"];
+
+/// Where it can be ended in a process that follows a pool's log, or takes over.
+pub const ROLE_CRASH_POINTS: &[&str] = &["follow.applied", "role.sealed", "role.applied"];
 
 #[cfg(test)]
 mod check_tests;

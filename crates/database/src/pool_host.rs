@@ -5,20 +5,23 @@
 //! published, or was filling, is freed then: there is no manifest in the pool yet that names it, and the rows come from the
 //! data folder.
 //!
+//! Where the database itself lives in the pool, it is `roles` that begins terms, and looks at other hosts.
+//!
 //! A thread looks whether other hosts have died, whose memory is then free, and whether others took this one for dead.
 //! Then the process ends at once: what it has mapped may be another's.
 
-use crate::config::{Config, PoolSettings};
+use crate::config::{Config, PoolRole, PoolSettings};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
 use tidepool_device::stop;
+use tidepool_pool::layout::HostNumber;
 use tidepool_pool::liveness::Watcher;
 use tidepool_pool::member::{BEAT, JoinOptions, Member};
 use tidepool_pool::pool::{HostView, Pool};
-use tidepool_pool::words::{HostState, Reign, Role, TermState};
+use tidepool_pool::words::{Host, HostState, Number, Reign, Role, TermState};
 use tidepool_tablespace::{LeaseOptions, Tablespace, TablespaceConfig};
 
 /// Between two looks at the pool.
@@ -34,8 +37,11 @@ struct Stop {
 #[derive(Debug)]
 pub struct PoolHost {
     member: Arc<Member>,
-    reign: Reign,
+    /// Of a database that does not live in the pool.
+    reign: Option<Reign>,
     options: LeaseOptions,
+    /// For whoever looks at other hosts in place of the thread.
+    watcher: Mutex<Option<Watcher>>,
     stop: Arc<Stop>,
     watch: Option<JoinHandle<()>>,
 }
@@ -45,8 +51,10 @@ impl PoolHost {
     pub(crate) fn join(config: &Config) -> Result<Option<Arc<PoolHost>>> {
         let Some(settings) = &config.pool else { return Ok(None) };
         // What nobody finds again is for nobody to read.
+        let keeps = settings.role.is_some();
+        let outlives_process = config.data_dir.is_some() || settings.role.is_some();
         let options =
-            LeaseOptions { publishes: config.data_dir.is_some() || settings.publishes, guards: settings.guards };
+            LeaseOptions { publishes: outlives_process || settings.publishes, guards: settings.guards, keeps };
         let context = format!("pool \"{}\"", settings.location);
         let joined = PoolHost::join_as(settings, options, &config.server.listen);
         joined
@@ -64,19 +72,23 @@ impl PoolHost {
         let join = JoinOptions {
             name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            role: Role::Primary,
+            role: if settings.role == Some(PoolRole::Standby) { Role::Standby } else { Role::Primary },
             database: Some(settings.database.clone()),
             address: address.to_owned(),
             control_socket: String::new(),
             beat: BEAT,
         };
         let member = Arc::new(Member::join(pool, &join)?);
+        let stop = Arc::new(Stop::default());
+        if settings.role.is_some() {
+            let watcher = Mutex::new(Some(watcher));
+            return Ok(PoolHost { member, reign: None, options, watcher, stop, watch: None });
+        }
         let reign = begin_reign(&member, &settings.database)?;
         let freed = member.reclaim_unnamed()?;
         if freed > 0 {
             tracing::info!("{freed} extents of the pool, which an earlier host of the database left, are free");
         }
-        let stop = Arc::new(Stop::default());
         let watch = {
             let (member, stop) = (Arc::clone(&member), Arc::clone(&stop));
             std::thread::Builder::new()
@@ -84,7 +96,8 @@ impl PoolHost {
                 .spawn(move || watch(&member, watcher, &stop))
                 .map_err(|error| Error::io("start a thread", &error))?
         };
-        Ok(PoolHost { member, reign, options, stop, watch: Some(watch) })
+        let (reign, watcher) = (Some(reign), Mutex::default());
+        Ok(PoolHost { member, reign, options, watcher, stop, watch: Some(watch) })
     }
 
     pub fn member(&self) -> &Arc<Member> {
@@ -100,6 +113,86 @@ impl PoolHost {
     }
 }
 
+/// Of a host whose database lives in the pool.
+impl PoolHost {
+    /// What looks at other hosts. Once.
+    pub(crate) fn take_watcher(&self) -> Result<Watcher> {
+        self.watcher.lock().take().ok_or_else(|| Error::internal("another thread looks at the pool's hosts"))
+    }
+
+    /// What tells the database's log from others'.
+    pub(crate) fn database_identity(&self) -> Result<[u8; 16]> {
+        let databases = self.pool().databases()?;
+        let own = databases.iter().find(|view| view.database == self.member.database());
+        own.map(|view| view.identity).ok_or_else(|| Error::internal("the host's database is not in its pool"))
+    }
+
+    /// The term is still in force.
+    #[inline]
+    pub(crate) fn reigns(&self, reign: Reign) -> Result<bool> {
+        let pool = self.pool();
+        pool.told(pool.books().reigns(self.member.database(), reign))
+    }
+
+    /// The host that reigns, unless it is known to be dead, or has handed its term in.
+    pub(crate) fn host_of(&self, reign: Reign) -> Result<Option<Host>> {
+        let hosts = self.pool().hosts()?;
+        let is_its = |view: &&HostView| reign.is_of(view.host) && view.ident.state != HostState::Dead;
+        Ok(hosts.iter().find(is_its).map(|view| view.host))
+    }
+
+    /// A host's life is not known to be over.
+    pub(crate) fn is_there(&self, host: Host) -> Result<bool> {
+        let pool = self.pool();
+        pool.told(pool.books().is_gone(host)).map(|is_gone| !is_gone)
+    }
+
+    pub(crate) fn beats_of(&self, host: Host) -> Result<u64> {
+        let (pool, books) = (self.pool(), self.pool().books());
+        pool.told(books.load(books.layout.host_number(host.slot, HostNumber::Beats))).map(|beats| beats.0)
+    }
+
+    /// Writes a number of the host's own page.
+    pub(crate) fn say(&self, which: HostNumber, number: u64) -> Result<()> {
+        let (pool, books) = (self.pool(), self.pool().books());
+        pool.told(books.store(books.layout.host_number(self.member.host().slot, which), Number(number)))
+    }
+
+    /// Goes on to another state. 57P02 where another host took this one for dead.
+    pub(crate) fn advance(&self, state: HostState) -> Result<()> {
+        let pool = self.pool();
+        if pool.told(pool.books().advance(self.member.host(), state))? {
+            return Ok(());
+        }
+        Err(Error::new(SqlState::CRASH_SHUTDOWN, "another host of the pool took this one for dead"))
+    }
+
+    /// Ends the process where what it has mapped may be another's.
+    pub(crate) fn stop_if_dead(&self) -> Result<()> {
+        if !self.is_there(self.member.host())? {
+            stop(format_args!("another host of the pool took this one for dead, and may use its memory"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn bury_the_dead(&self, watcher: &mut Watcher) -> Result<()> {
+        let buried = watcher.bury_the_dead()?;
+        if buried > 0 {
+            tracing::info!("{buried} hosts of the pool are dead, and what they had there is free");
+        }
+        Ok(())
+    }
+
+    /// 55006: the host that reigns is alive.
+    pub(crate) fn in_use(&self) -> Result<Error> {
+        let seen = self.member.reign()?;
+        let hosts = self.pool().hosts()?;
+        let by = hosts.iter().find(|view| seen.is_of(view.host));
+        let name = self.pool().databases()?.into_iter().find(|view| view.database == self.member.database());
+        Ok(in_use(self.pool(), &name.map_or_else(String::new, |view| view.name), by))
+    }
+}
+
 impl Drop for PoolHost {
     fn drop(&mut self) {
         *self.stop.is_asked.lock() = true;
@@ -109,7 +202,8 @@ impl Drop for PoolHost {
         }
         // Only once nothing of the database is in the pool: then another host may begin a term and free what is left.
         if Arc::strong_count(&self.member) == 1
-            && let Err(error) = self.member.end_reign(self.reign)
+            && let Some(reign) = self.reign
+            && let Err(error) = self.member.end_reign(reign)
         {
             tracing::warn!(%error, "the term of the pool's database was not handed in");
         }
@@ -132,17 +226,7 @@ fn make_database(pool: &Arc<Pool>, name: &str) -> Result<()> {
 /// they are: which of them are to be read, and where they end, is for those to find out that read them.
 fn begin_reign(member: &Member, database: &str) -> Result<Reign> {
     let pool = member.pool();
-    let in_use = |view: Option<&HostView>| {
-        let error = Error::new(
-            SqlState::OBJECT_IN_USE,
-            format!("database \"{database}\" of pool \"{}\" is in use", pool.location()),
-        );
-        let Some(view) = view else { return error };
-        let name = view.text.as_ref().map_or("", |text| text.name.as_str());
-        error
-            .with_detail(format!("Host \"{name}\" in slot {} is {}.", view.host.slot.0, view.ident.state.text()))
-            .with_hint("Stop it, or forget it if it is dead: tidepool pool forget.")
-    };
+    let in_use = |view: Option<&HostView>| in_use(pool, database, view);
     let seen = member.reign()?;
     let hosts = pool.hosts()?;
     let reigning = hosts.iter().find(|view| seen.is_of(view.host) && view.ident.state != HostState::Dead);
@@ -157,6 +241,18 @@ fn begin_reign(member: &Member, database: &str) -> Result<Reign> {
         }
         None => Err(in_use(None)),
     }
+}
+
+fn in_use(pool: &Pool, database: &str, by: Option<&HostView>) -> Error {
+    let error = Error::new(
+        SqlState::OBJECT_IN_USE,
+        format!("database \"{database}\" of pool \"{}\" is in use", pool.location()),
+    );
+    let Some(view) = by else { return error };
+    let name = view.text.as_ref().map_or("", |text| text.name.as_str());
+    error
+        .with_detail(format!("Host \"{name}\" in slot {} is {}.", view.host.slot.0, view.ident.state.text()))
+        .with_hint("Stop it, or forget it if it is dead: tidepool pool forget.")
 }
 
 fn watch(member: &Arc<Member>, mut watcher: Watcher, stop_asked: &Stop) {

@@ -206,7 +206,7 @@ impl Window {
     /// Maps the bytes `within` of a stripe at its place: all of the stripe, or what follows what is mapped of it.
     ///
     /// # Safety
-    /// Nobody uses these bytes, nor another stripe at that place.
+    /// Nobody uses these bytes, nor, but to read, another stripe at that place.
     pub unsafe fn map(&self, stripe: usize, place: Place, within: Range<usize>) -> Result<()> {
         let start = stripe * self.stripe_bytes + within.start;
         assert!(within.start < within.end && within.end <= self.stripe_bytes && start + within.len() <= self.len);

@@ -130,6 +130,15 @@ impl LogPosition {
         LogPosition(segment << 32 | offset as u64)
     }
 
+    /// As one number, which grows with the log: the segment's number in the upper half.
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    pub fn from_bits(bits: u64) -> LogPosition {
+        LogPosition(bits)
+    }
+
     /// Number of the segment.
     pub fn segment(self) -> u64 {
         self.0 >> 32

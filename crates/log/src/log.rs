@@ -4,8 +4,8 @@ use crate::channel::{CHUNK_WORDS, Receiver, Sender, channel};
 use crate::config::LogConfig;
 use crate::device::LogDevice;
 use crate::format::{
-    ABANDONED, CONTINUED, FRAME_HEADER_WORDS, FRAME_PAYLOAD_MAX, FrameHeader, PART, SEGMENT_HEADER_BYTES, STREAM,
-    random_bytes,
+    ABANDONED, CONTINUED, FRAME_HEADER_WORDS, FRAME_PAYLOAD_MAX, FrameHeader, LogPosition, PART, SEGMENT_HEADER_BYTES,
+    STREAM, random_bytes,
 };
 use crate::group::Group;
 use crate::notes::Notes;
@@ -173,6 +173,11 @@ impl Log {
     /// Everything up to here survives what the device survives.
     pub fn durable(&self) -> CommitTs {
         self.group.durable()
+    }
+
+    /// Where the last block ended that is durable. Waits for a round that is being written.
+    pub fn position(&self) -> LogPosition {
+        lock(&self.writer).durable_end()
     }
 
     /// The error after which nothing is acknowledged any more, if there was one.

@@ -51,9 +51,17 @@ impl TakeOver {
     pub fn begin(tail: PoolTail) -> Result<TakeOver> {
         let member = tail.source().host().clone();
         let seen = member.reign()?;
-        let reign = member.take_over(seen)?.ok_or_else(|| term_lost(&*member, seen.term.0.into()))?;
+        let taken = TakeOver::begin_after(tail, seen)?;
+        taken.map_err(|_| term_lost(&*member, seen.term.0.into()))
+    }
+
+    /// As `begin`, after the term that the caller has reason to end: where another one is in force by now, nothing is taken,
+    /// and the tail comes back to be read on.
+    pub fn begin_after(tail: PoolTail, seen: Reign) -> Result<std::result::Result<TakeOver, Box<PoolTail>>> {
+        let member = tail.source().host().clone();
+        let Some(reign) = member.take_over(seen)? else { return Ok(Err(Box::new(tail))) };
         let sealed = seal_before(&tail, reign)?;
-        Ok(TakeOver { member, reign, tail, sealed })
+        Ok(Ok(TakeOver { member, reign, tail, sealed }))
     }
 
     pub fn reign(&self) -> Reign {

@@ -139,6 +139,11 @@ impl Writer {
         }
     }
 
+    /// Where the last block ended that is durable.
+    pub fn durable_end(&self) -> LogPosition {
+        self.durable
+    }
+
     /// Writes out all that was appended, and makes it durable. `added`: buffers that no leader has seen yet. `floor` answers
     /// with a timestamp such that every commit at or below it has been appended. Returns the number of buffers that held
     /// something, and the timestamp up to which everything is durable.

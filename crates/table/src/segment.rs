@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result, SqlType};
 use tidepool_device::Access;
-use tidepool_tablespace::{Purpose, Region, Tablespace};
+use tidepool_tablespace::{PoolPlace, Purpose, Region, Tablespace};
 
 /// One column of one row group: a self-describing blob in one region (header with magic, format version, checksum,
 /// encoding, row count, statistics; then the encoded bytes). Valid at any address.
@@ -158,6 +158,15 @@ impl Segment {
         let head = blob::head_checksum(present.bytes())?;
         let (offset, len) = present.extent();
         Ok(SegmentPlace { offset, len: len as u64, head })
+    }
+
+    /// Where hosts of its pool find it, and what tells that it is there: the place of its bytes, and the XXH3 of its header and
+    /// its tree. `None`: it lies in memory of this process alone.
+    pub fn pool_place(&self) -> Result<Option<(PoolPlace, u64)>> {
+        let present = self.present();
+        let Some(place) = present.blob.region().pool_place() else { return Ok(None) };
+        let place = PoolPlace { len: present.bytes().len() as u64, ..place };
+        Ok(Some((place, blob::head_checksum(present.bytes())?)))
     }
 
     /// Its first byte, counted from the tablespace's, and its length.

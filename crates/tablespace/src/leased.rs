@@ -17,7 +17,12 @@
 //! Locks: `growth`, then a class's book. Both are taken inside the global allocator: under neither is anything allocated, but
 //! for what to say of an error. A thread that comes by here again for that is refused.
 
+mod attached;
+
+pub use attached::PoolPlace;
+
 use crate::extents::Extents;
+use crate::leased::attached::Attached;
 #[cfg(loom)]
 use crate::no_pool::{Member, Refusal};
 use crate::shape::{Kind as ShapeKind, Reshape, Shape, Step};
@@ -69,17 +74,21 @@ struct Lease {
     class: Class,
     /// So that the tablespace can shrink: what is in it is moved elsewhere.
     is_closing: bool,
+    /// Another host's, or an earlier one's, which is read here.
+    is_others: bool,
 }
 
 impl Lease {
     const NONE: u64 = 0;
     const PRESENT: u64 = 1 << 63;
     const CLOSING: u64 = 1 << 40;
+    const OTHERS: u64 = 1 << 41;
     const CLASS_SHIFT: u32 = 32;
 
     fn bits(self) -> u64 {
         let closing = if self.is_closing { Lease::CLOSING } else { 0 };
-        Lease::PRESENT | closing | (self.class as u64) << Lease::CLASS_SHIFT | u64::from(self.extent.0)
+        let others = if self.is_others { Lease::OTHERS } else { 0 };
+        Lease::PRESENT | closing | others | (self.class as u64) << Lease::CLASS_SHIFT | u64::from(self.extent.0)
     }
 
     fn of(bits: u64) -> Option<Lease> {
@@ -87,6 +96,7 @@ impl Lease {
             extent: Extent(bits as u32),
             class: Class::ALL[(bits >> Lease::CLASS_SHIFT) as usize % Class::ALL.len()],
             is_closing: bits & Lease::CLOSING != 0,
+            is_others: bits & Lease::OTHERS != 0,
         })
     }
 }
@@ -103,6 +113,9 @@ pub struct LeaseOptions {
     pub publishes: bool,
     /// What is published is mapped to be read alone, so that a store to it ends the process.
     pub guards: bool,
+    /// Other hosts read what was published: an extent that nothing here refers to any more is left to those that know when no
+    /// host does ([`Tablespace::take_left`]).
+    pub keeps: bool,
 }
 
 /// Where extents come from.
@@ -130,6 +143,10 @@ pub(crate) struct Leased {
     publishes: bool,
     /// What is published is mapped to be read alone.
     guards: bool,
+    /// Published extents are not given back here.
+    keeps: bool,
+    left: Mutex<Vec<Extent>>,
+    attached: Attached,
     is_far: bool,
     /// Of all classes but the heap's.
     books: [Mutex<Extents>; 3],
@@ -189,6 +206,15 @@ impl Lessor {
             }
             #[cfg(test)]
             Lessor::Counted(counted) => counted.give_back(extent, is_shared),
+        }
+    }
+
+    /// The pool has this extent, and its device is there.
+    fn has(&self, extent: Extent) -> bool {
+        match self {
+            Lessor::Member(member) => member.pool().place(extent).is_some(),
+            #[cfg(test)]
+            Lessor::Counted(_) => true,
         }
     }
 
@@ -268,6 +294,9 @@ impl Leased {
             pool_free: AtomicUsize::new(0),
             publishes: options.publishes,
             guards: options.guards,
+            keeps: options.keeps,
+            left: Mutex::default(),
+            attached: Attached::default(),
             is_far: false,
             books: [
                 Mutex::new(Extents::new(pages)?),
@@ -341,6 +370,16 @@ impl Leased {
     pub fn available_bytes(&self, used_bytes: u64) -> u64 {
         let free = (self.pool_free.load(Ordering::Relaxed) * self.stripe_bytes) as u64 + self.held_bytes();
         self.limit_bytes().min(free).saturating_sub(used_bytes)
+    }
+
+    /// Nothing here refers to an extent of main any more, and others may.
+    fn leave(&self, extent: Extent, is_shared: bool) {
+        if !is_shared && let Err(error) = self.lessor.publish(extent) {
+            // It is an orphan once this host's life is over.
+            tracing::warn!(extent = extent.0, %error, "an extent was not published");
+            return;
+        }
+        self.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(extent);
     }
 
     /// The owner of pages that were just taken has not written them yet. Under main's book.
@@ -596,7 +635,7 @@ impl Tablespace {
             leased.lessor.give_back(extent, false);
             return false;
         }
-        growth.leases[stripe] = Lease { extent, class, is_closing: false }.bits();
+        growth.leases[stripe] = Lease { extent, class, is_closing: false, is_others: false }.bits();
         growth.end = growth.end.max(stripe + 1);
         leased.main[stripe].store(0, Ordering::Relaxed);
         leased.held.fetch_add(1, Ordering::Relaxed);
@@ -616,8 +655,15 @@ impl Tablespace {
         }
         growth.leases[stripe] = Lease::NONE;
         growth.end_filling(stripe);
-        leased.lessor.give_back(lease.extent, is_shared);
         leased.held.fetch_sub(1, Ordering::Relaxed);
+        if lease.is_others {
+            return;
+        }
+        if leased.keeps && leased.is_written_once(lease.class) {
+            leased.leave(lease.extent, is_shared);
+            return;
+        }
+        leased.lessor.give_back(lease.extent, is_shared);
         leased.pool_free.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -858,7 +904,8 @@ impl Tablespace {
     ) -> Option<usize> {
         let mut free_by_class = [0; Class::ALL.len()];
         for stripe in 0..growth.end {
-            let Some(lease) = Lease::of(growth.leases[stripe]) else { continue };
+            // What is others' cannot be moved, and takes no room of the pool.
+            let Some(lease) = Lease::of(growth.leases[stripe]).filter(|lease| !lease.is_others) else { continue };
             let book = lock(leased.book(lease.class).unwrap_or(self.heap_book()));
             free_by_class[lease.class as usize] += book.free_in(leased.pages_of(stripe));
             if by_use.len() < by_use.capacity() {

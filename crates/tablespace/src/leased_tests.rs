@@ -43,7 +43,8 @@ fn counted(stripes: usize, extents: usize, publishes: bool) -> Arc<Tablespace> {
     let window = Window::fixed(Mapping::heap(stripes * STRIPE));
     let lessor = Counted { states: Mutex::new(vec!["free"; extents]) };
     let leased =
-        Leased::new(Lessor::Counted(lessor), &window, STRIPE, LeaseOptions { publishes, guards: true }).unwrap();
+        Leased::new(Lessor::Counted(lessor), &window, STRIPE, LeaseOptions { publishes, guards: true, keeps: false })
+            .unwrap();
     let config = TablespaceConfig { location: Location::Pool, size_bytes: None, ..config("t", 0) };
     let space = Tablespace::new_leased(TablespaceId(9), config, window, leased).unwrap();
     space.set_bound(None).unwrap();
@@ -268,7 +269,8 @@ mod over_files {
     fn over(member: &Arc<Member>, size: Option<usize>, publishes: bool) -> Arc<Tablespace> {
         let config =
             TablespaceConfig { location: Location::Pool, size_bytes: size.map(|size| size as u64), ..config("t", 0) };
-        Tablespace::open_leased(TablespaceId(3), config, member, LeaseOptions { publishes, guards: true }).unwrap()
+        Tablespace::open_leased(TablespaceId(3), config, member, LeaseOptions { publishes, guards: true, keeps: false })
+            .unwrap()
     }
 
     fn count(pool: &Pool, state: &str) -> u64 {

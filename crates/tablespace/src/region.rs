@@ -26,6 +26,14 @@ impl Region {
         Region { space, address, len, purpose, is_published: false }
     }
 
+    /// As `new`, of main that another host wrote and this one reads.
+    ///
+    /// # Safety
+    /// As of `new`; the pages are mapped to be read.
+    pub(crate) unsafe fn attached(space: Arc<Tablespace>, address: NonNull<u8>, len: usize) -> Region {
+        Region { space, address, len, purpose: Purpose::Main, is_published: true }
+    }
+
     /// Says that its bytes, of main, are never written again: then other hosts may come to read them.
     pub fn publish(&mut self) {
         if !std::mem::replace(&mut self.is_published, true) {

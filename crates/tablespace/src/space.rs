@@ -930,6 +930,11 @@ impl Tablespace {
         self.ledger.set(Purpose::Free, bytes);
     }
 
+    /// Pages of main that another host wrote.
+    pub(crate) fn add_attached(&self, bytes: u64) {
+        self.ledger.add(Purpose::Main, bytes);
+    }
+
     pub(crate) fn subtract(&self, purpose: Purpose, bytes: u64) {
         self.ledger.subtract(purpose, bytes);
     }

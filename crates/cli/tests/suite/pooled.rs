@@ -184,13 +184,8 @@ fn an_ephemeral_database_lives_in_a_pool_and_leaves_nothing() {
     for space in [&mut config.near, &mut config.far] {
         (space.location, space.size_bytes) = (tidepool_device::Location::Pool, None);
     }
-    config.pool = Some(PoolSettings {
-        location: pool.parse().unwrap(),
-        name: None,
-        database: "passing".to_owned(),
-        guards: true,
-        publishes: false,
-    });
+    config.pool =
+        Some(PoolSettings { database: "passing".to_owned(), guards: true, ..PoolSettings::new(pool.parse().unwrap()) });
     let database = Database::open(config).unwrap();
     assert_eq!(database.tablespaces().near().size_bytes(), all << 21);
     let held: Vec<_> = (0..4)

@@ -159,11 +159,11 @@ impl Placement {
             config.near.location = Location::Pool;
             config.far.location = Location::Pool;
             config.pool = Some(PoolSettings {
-                location: Location::File(pool_of_tests().join("pool")),
                 name: Some("slt".to_owned()),
                 database: idle_database(),
                 guards: true,
                 publishes: true,
+                ..PoolSettings::new(Location::File(pool_of_tests().join("pool")))
             });
         }
         if self == Placement::Striped {

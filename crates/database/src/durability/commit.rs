@@ -5,6 +5,7 @@ use crate::durability::log_home::OpenedLog;
 use crate::durability::log_writer::LogWriter;
 use crate::durability::recovery::Recovered;
 use crate::durability::redo::{CatalogChange, Logged, Redo, point};
+use crate::durability::small::MainPlaces;
 use crate::durability::storage::{Manifest, Storage, Writes};
 use crate::{Database, DatabaseState, Patience};
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ pub(crate) struct Committing<'t> {
     pub redo: Option<&'t mut Redo>,
     /// Tables that rows were written of.
     pub written: &'t BTreeMap<TableId, Arc<Table>>,
+    /// Where those who follow find row groups that it loaded.
+    pub places: Option<&'t dyn MainPlaces>,
     pub interrupted: &'t dyn Fn() -> Result<()>,
     pub patience: &'t dyn Patience,
 }
@@ -41,7 +44,7 @@ impl Committing<'_> {
         if let Some(redo) = &mut self.redo {
             // What the last command wrote, too.
             self.worker.next_command()?;
-            redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.interrupted)?;
+            redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.places, self.interrupted)?;
         }
         // Whoever waits for it may have been told by now that it came to nothing.
         let committed = self.patience.settle().and_then(|()| {

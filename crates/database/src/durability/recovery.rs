@@ -189,7 +189,7 @@ impl Replay<'_> {
                 Entry::Put(row, image) => self.row(&view, store.ok_or_else(no_store)?, row, Some(image), ts)?,
                 Entry::Patch(row, patch) => self.patch(&view, store.ok_or_else(no_store)?, row, &patch, ts)?,
                 Entry::Delete(row) => self.row(&view, store.ok_or_else(no_store)?, row, None, ts)?,
-                Entry::Load { range, group, rows } => {
+                Entry::Load { range, group, rows, .. } => {
                     self.database.ids.pass_row_group(group);
                     self.loaded.push(group);
                     let file = SavedFile { id: group.0, rows, range: Some(range) };

@@ -11,6 +11,7 @@
 //! | 4 | range (8), row group (8), rows (8) | a range was loaded, whose row group is in a file |
 //! | 5 | bytes (4), JSON | what exists was changed ([`CatalogChange`]) |
 //! | 6 | row (8), timestamp (8), checksum (4), bytes (4), steps | a row is from now on what [`Patch`] makes of it as it was since then |
+//! | 7 | range (8), row group (8), rows (8), bytes (4), places | a range was loaded, whose row group is in a pool |
 //!
 //! Of a row that is changed where it was changed before, a patch is all that is written: of most rows that are changed little is. A patch may be
 //! read before what it is a patch of, as records are not in the order of their timestamps.
@@ -23,6 +24,7 @@ use crate::catalog::roles::{Access, AccessObject, RoleDef};
 use crate::catalog::sequence::SequenceDef;
 use crate::catalog::state::{Changes, Coming};
 use crate::durability::ids::NextIds;
+use crate::durability::small::MainPlaces;
 use crate::durability::storage::SavedSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -51,6 +53,7 @@ const DELETE: u8 = 3;
 const LOAD: u8 = 4;
 const CATALOG: u8 = 5;
 const PATCH: u8 = 6;
+const LOAD_IN_POOL: u8 = 7;
 
 /// What a patch takes more than an image, beside its steps.
 const PATCH_BYTES: usize = 12;
@@ -132,7 +135,13 @@ pub(crate) enum Entry<'r> {
     Put(RowId, &'r [u8]),
     Patch(RowId, Patch<'r>),
     Delete(RowId),
-    Load { range: u64, group: RowGroupId, rows: u64 },
+    /// Without places the row group is in a file.
+    Load {
+        range: u64,
+        group: RowGroupId,
+        rows: u64,
+        places: Option<&'r [u8]>,
+    },
     Catalog(Box<CatalogChange>),
 }
 
@@ -155,9 +164,10 @@ pub(crate) fn next_entry<'r>(piece: &mut &'r [u8]) -> Result<Option<Entry<'r>>> 
             Entry::Patch(row, Patch { base, checksum: u32::from_le_bytes(*checksum), steps: bytes(piece)? })
         }
         DELETE => Entry::Delete(RowId(number(piece)?)),
-        LOAD => {
+        LOAD | LOAD_IN_POOL => {
             let (range, group, rows) = (number(piece)?, number(piece)?, number(piece)?);
-            Entry::Load { range, group: RowGroupId(group), rows }
+            let places = if *kind == LOAD_IN_POOL { Some(bytes(piece)?) } else { None };
+            Entry::Load { range, group: RowGroupId(group), rows, places }
         }
         CATALOG => {
             let change = serde_json::from_slice(bytes(piece)?);
@@ -204,17 +214,18 @@ impl Redo {
     }
 
     /// Makes the record of a transaction, and takes the room for it: appending it cannot fail. `view` sees what the
-    /// transaction wrote. Waits for room; `interrupted` is asked meanwhile. 53100 when the log's device is full, 58030 when
+    /// transaction wrote. `places`: where those who follow find row groups, if somebody may. Waits for room; `interrupted` is asked meanwhile. 53100 when the log's device is full, 58030 when
     /// it has failed. The transaction then is as it was.
     pub fn prepare(
         &mut self,
         writes: &WriteSet,
         catalog: Option<&CatalogChange>,
         view: &View,
+        places: Option<&dyn MainPlaces>,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         self.abandon();
-        let prepared = self.prepare_record(writes, catalog, view, interrupted);
+        let prepared = self.prepare_record(writes, catalog, view, places, interrupted);
         if prepared.is_err() {
             self.abandon();
         }
@@ -235,6 +246,7 @@ impl Redo {
         writes: &WriteSet,
         catalog: Option<&CatalogChange>,
         view: &View,
+        places: Option<&dyn MainPlaces>,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         if let Some(catalog) = catalog {
@@ -268,9 +280,13 @@ impl Redo {
                     let range = store.range(view, row.range());
                     let group = range.and_then(|range| range.group());
                     let group = group.ok_or_else(|| Error::internal("a loaded range has no row group"))?;
-                    self.push_entry(LOAD, row.range());
+                    let places = places.map_or(Ok(None), |places| places.place_loaded(group))?;
+                    self.push_entry(if places.is_some() { LOAD_IN_POOL } else { LOAD }, row.range());
                     self.record.extend(group.id().0.to_le_bytes());
                     self.record.extend((group.rows() as u64).to_le_bytes());
+                    if let Some(places) = places {
+                        self.push_bytes(&places);
+                    }
                 }
             }
         }

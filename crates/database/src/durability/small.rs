@@ -20,6 +20,7 @@ use crate::durability::redo::{MAIN, Redo, SEQUENCE, broken, bytes, number};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, StoreId};
 use tidepool_log::RecordKind;
+use tidepool_table::RowGroup;
 use tidepool_table::rows::NewMain;
 use tidepool_txn::{Commit, Isolation, Worker};
 
@@ -27,6 +28,12 @@ use tidepool_txn::{Commit, Isolation, Worker};
 pub trait MainPlaces: Send + Sync {
     /// Where that is, as it will be in the log. The row group has to stay there until all who follow have another one.
     fn place(&self, store: StoreId, range: u64, main: &NewMain) -> Result<Vec<u8>>;
+
+    /// As `place`, of a row group that a transaction loaded. `None`: those who follow find its file.
+    fn place_loaded(&self, group: &Arc<RowGroup>) -> Result<Option<Vec<u8>>> {
+        let _ = group;
+        Ok(None)
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -94,11 +101,14 @@ impl SequenceRecord {
 }
 
 impl KeptPositions for Database {
-    /// In the data folder and, where somebody may follow the log, there.
+    /// In the data folder, if there is one, and, where somebody may follow the log, there.
     fn write_position(&self, position_id: u32, position: Position) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
-        storage.write_position(position_id, position)?;
-        if let (Some(_), Some(log)) = (self.main_places.get(), self.log.get()) {
+        if let Some(storage) = &self.storage {
+            storage.write_position(position_id, position)?;
+        }
+        if let Some(log) = self.log.get()
+            && (self.main_places.get().is_some() || self.roles.is_some())
+        {
             let ts = self.commit_small(SEQUENCE, &SequenceRecord { position_id, position }.to_bytes())?;
             log.wait_durable(ts, || Ok(()))?;
         }

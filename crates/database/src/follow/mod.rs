@@ -31,7 +31,7 @@ use tidepool_log::RecordKind;
 use tidepool_log::files::SystemFiles;
 use tidepool_table::rows::{Applied, Applier, NewMain, RowChange, RowStore};
 use tidepool_table::{BuildRequest, RowGroup, Table, TableDef, TableIndex, TableVersion};
-use tidepool_txn::{HeldSnapshot, Worker};
+use tidepool_txn::{HeldSnapshot, Transactions, Worker};
 
 /// Changes of rows from which on a batch is worth more than one thread.
 const SHARED_FROM: usize = 256;
@@ -64,8 +64,8 @@ pub trait Batches {
 
 /// How row groups that the log names are come by.
 pub trait RowGroups: Send + Sync {
-    /// Of a load: the log names its file, too.
-    fn loaded(&self, table: &Table, group: RowGroupId, rows: u64) -> Result<Arc<RowGroup>>;
+    /// Of a load. The log names its places in a pool, if it is in one, and otherwise its file.
+    fn loaded(&self, table: &Table, group: RowGroupId, rows: u64, places: Option<&[u8]>) -> Result<Arc<RowGroup>>;
 
     /// Of a merge, from where [`crate::MainPlaces`] put it.
     fn merged(&self, table: &Table, group: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>>;
@@ -106,7 +106,7 @@ impl What<'_> {
 
 /// Applies a log to a database that follows.
 pub struct Follower {
-    database: Arc<Database>,
+    transactions: Arc<Transactions>,
     stores: HashMap<StoreId, Arc<Followed>>,
     shards: Vec<Shard>,
     groups: Arc<dyn RowGroups>,
@@ -131,7 +131,7 @@ impl Database {
         if config.data_dir.is_some() {
             return Err(Error::unsupported("a database that follows a log has no data folder of its own"));
         }
-        Database::open_as(config, Arc::new(SystemFiles), None, Some(CommitTs(0)))
+        Database::open_as(config, Arc::new(SystemFiles), None, Some(CommitTs(0)), None)
     }
 
     /// Whether it is another process that writes.
@@ -148,7 +148,7 @@ impl Follower {
         }
         let shard = || Ok(Shard { worker: database.transactions().worker()?, applier: Applier::default() });
         let mut follower = Follower {
-            database: Arc::clone(database),
+            transactions: Arc::clone(database.transactions()),
             stores: HashMap::new(),
             shards: (0..threads.max(1)).map(|_| shard()).collect::<Result<_>>()?,
             groups,
@@ -163,7 +163,7 @@ impl Follower {
 
     /// Up to where everything is applied.
     pub fn applied_ts(&self) -> CommitTs {
-        self.database.transactions().clock().now()
+        self.transactions.clock().now()
     }
 
     /// Changes of rows that were applied.
@@ -171,16 +171,16 @@ impl Follower {
         self.rows
     }
 
-    /// Applies until there is no more.
-    pub fn run(&mut self, batches: &mut dyn Batches) -> Result<()> {
+    /// Applies until there is no more. The database is the one that it was made for.
+    pub fn run(&mut self, database: &Arc<Database>, batches: &mut dyn Batches) -> Result<()> {
         while let Some(batch) = batches.next_batch()? {
-            self.apply(batch)?;
+            self.apply(database, batch)?;
         }
         Ok(())
     }
 
     /// Applies a batch, and publishes it.
-    pub fn apply(&mut self, mut batch: Batch) -> Result<()> {
+    pub fn apply(&mut self, database: &Arc<Database>, mut batch: Batch) -> Result<()> {
         QueryHeap::outside(|| {
             batch.records.sort_by_key(|record| record.ts);
             let (first, last) = (batch.records.first(), batch.records.last());
@@ -197,11 +197,11 @@ impl Follower {
             while let Some(at) = rest.iter().position(changes) {
                 let (before, after) = rest.split_at(at);
                 let (change, after) = after.split_at(1);
-                self.apply_rows(before, CommitTs(change[0].ts.0 - 1))?;
-                self.change(&change[0])?;
+                self.apply_rows(database, before, CommitTs(change[0].ts.0 - 1))?;
+                self.change(database, &change[0])?;
                 rest = after;
             }
-            self.apply_rows(rest, batch.floor)
+            self.apply_rows(database, rest, batch.floor)
         })
     }
 
@@ -211,8 +211,8 @@ impl Follower {
     }
 
     /// Rows of records, and then that everything up to `upto` is there.
-    fn apply_rows(&mut self, records: &[LoggedRecord], upto: CommitTs) -> Result<()> {
-        let touched = self.put_rows(records)?;
+    fn apply_rows(&mut self, database: &Database, records: &[LoggedRecord], upto: CommitTs) -> Result<()> {
+        let touched = self.put_rows(database, records)?;
         self.publish(&touched, || (), upto);
         for shard in &mut self.shards {
             shard.worker.collect();
@@ -223,12 +223,16 @@ impl Follower {
     fn publish(&self, touched: &BTreeMap<StoreId, Arc<Followed>>, announce: impl FnOnce(), upto: CommitTs) {
         touched.values().for_each(|to| to.table.begin_write());
         announce();
-        self.database.transactions().follow(upto);
+        self.transactions.follow(upto);
         touched.values().for_each(|to| to.table.end_write());
     }
 
     /// Puts the rows of records in place, which nobody sees yet. Returns whose they are.
-    fn put_rows<'r>(&mut self, records: &'r [LoggedRecord]) -> Result<BTreeMap<StoreId, Arc<Followed>>> {
+    fn put_rows<'r>(
+        &mut self,
+        database: &Database,
+        records: &'r [LoggedRecord],
+    ) -> Result<BTreeMap<StoreId, Arc<Followed>>> {
         let mut touched = BTreeMap::new();
         let mut dealt: Vec<Vec<Job<'r>>> = self.shards.iter().map(|_| Vec::new()).collect();
         let mut count = 0;
@@ -242,6 +246,7 @@ impl Follower {
             if record.kind == MAIN {
                 let payload = record.pieces.concat();
                 let main = MainRecord::from_bytes(&payload)?;
+                main.group.iter().for_each(|(group, _)| database.ids.pass_row_group(*group));
                 // Of a table that is gone by now.
                 let Some(to) = self.stores.get(&main.store) else { continue };
                 let group =
@@ -253,7 +258,7 @@ impl Follower {
             if record.kind == SEQUENCE {
                 let SequenceRecord { position_id, position } = SequenceRecord::from_bytes(&record.pieces.concat())?;
                 self.positions.insert(position_id, position);
-                let state = self.database.state();
+                let state = database.state();
                 let of = |sequence: &&Arc<Sequence>| sequence.def.position_id == position_id;
                 if let Some(sequence) = state.catalog.sequences.values().find(of) {
                     sequence.follow(position);
@@ -281,10 +286,11 @@ impl Follower {
                         Entry::Put(row, image) => What::Row(row, RowChange::Put(image)),
                         Entry::Patch(row, patch) => What::Row(row, RowChange::Patch(patch)),
                         Entry::Delete(row) => What::Row(row, RowChange::Delete),
-                        Entry::Load { range, group, rows } => match to {
-                            Some(to) => What::Load(range, self.groups.loaded(&to.table, group, rows)?),
-                            None => continue,
-                        },
+                        Entry::Load { range, group, rows, places } => {
+                            database.ids.pass_row_group(group);
+                            let Some(to) = to else { continue };
+                            What::Load(range, self.groups.loaded(&to.table, group, rows, places)?)
+                        }
                     };
                     if let Some(to) = to {
                         deal(Job { to: Arc::clone(to), ts: record.ts, what });
@@ -308,27 +314,26 @@ impl Follower {
                 joined.collect::<Vec<Result<()>>>().into_iter().collect::<Result<()>>()
             })
         };
-        self.database.unfinished.lock().append(&mut unfinished.into_inner());
+        database.unfinished.lock().append(&mut unfinished.into_inner());
         done.map(|()| touched)
     }
 
     /// A record that changes what exists: its rows, and that, are seen together.
-    fn change(&mut self, record: &LoggedRecord) -> Result<()> {
-        let database = Arc::clone(&self.database);
+    fn change(&mut self, database: &Arc<Database>, record: &LoggedRecord) -> Result<()> {
         let _commit = database.commit.lock();
         let mut piece = record.pieces.first().map_or(&[][..], |piece| piece);
         let Some(Entry::Catalog(change)) = next_entry(&mut piece)? else {
             return Err(Error::internal("a record changes nothing of what exists"));
         };
         let before = database.state();
-        let changes = self.changes(&before, *change, record.ts)?;
+        let changes = self.changes(database, &before, *change, record.ts)?;
         let gone: Vec<StoreId> = (changes.tables.iter())
             .filter_map(|(id, to)| Some((before.table_of_id(*id)?.rows.id(), to.as_ref().map(|table| table.rows.id()))))
             .filter(|(from, to)| Some(*from) != *to)
             .map(|(from, _)| from)
             .collect();
         changes.tables.values().flatten().for_each(|table| self.follow(table));
-        let touched = self.put_rows(std::slice::from_ref(record))?;
+        let touched = self.put_rows(database, std::slice::from_ref(record))?;
         let next = before.with(record.ts, &changes);
         let mut announced = None;
         let announce = || announced = Some(database.announce(Arc::new(Coming::at(record.ts, next.clone()))));
@@ -342,12 +347,18 @@ impl Follower {
     }
 
     /// What a record makes of what exists, with indexes over all rows that are applied by now.
-    fn changes(&self, before: &DatabaseState, change: CatalogChange, ts: CommitTs) -> Result<Changes> {
-        self.database.ids.pass(&change.next_ids());
+    fn changes(
+        &self,
+        database: &Database,
+        before: &DatabaseState,
+        change: CatalogChange,
+        ts: CommitTs,
+    ) -> Result<Changes> {
+        database.ids.pass(&change.next_ids());
         let view = Arc::new(self.shards[0].worker.hold_now());
         let mut changes = Changes::default();
         for (id, stored) in change.tables {
-            let table = stored.map(|stored| self.table(before, id, stored, &view, ts)).transpose()?;
+            let table = stored.map(|stored| self.table(database, before, id, stored, &view, ts)).transpose()?;
             changes.tables.insert(id, table.map(Arc::new));
         }
         for (id, schema) in change.schemas {
@@ -373,13 +384,13 @@ impl Follower {
 
     fn table(
         &self,
+        database: &Database,
         before: &DatabaseState,
         id: TableId,
         stored: StoredTable,
         view: &Arc<HeldSnapshot>,
         ts: CommitTs,
     ) -> Result<Table> {
-        let database = &self.database;
         database.ids.pass_store(stored.store);
         let mut def = stored.def;
         def.number_columns();
@@ -414,12 +425,16 @@ impl Follower {
 
     /// Ends following: everything that the other process acknowledged is applied, and from now on this one writes, with timestamps above `after`
     /// and all that was applied.
-    pub fn promote(self, after: CommitTs) {
+    pub fn promote(self, database: &Database, after: CommitTs) {
         QueryHeap::outside(|| {
             for to in self.stores.values() {
                 to.table.rows.end_applying(&self.shards[0].worker.snapshot_now());
             }
-            self.database.transactions().promote(after.max(self.seen));
+            for shard in &self.shards {
+                shard.worker.rest();
+            }
+            debug_assert!(Arc::ptr_eq(database.transactions(), &self.transactions));
+            database.transactions().promote(after.max(self.seen));
         });
     }
 }

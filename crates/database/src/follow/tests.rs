@@ -36,7 +36,7 @@ impl MainPlaces for Merges {
 }
 
 impl RowGroups for Shared {
-    fn loaded(&self, table: &Table, group: RowGroupId, rows: u64) -> Result<Arc<RowGroup>> {
+    fn loaded(&self, table: &Table, group: RowGroupId, rows: u64, _: Option<&[u8]>) -> Result<Arc<RowGroup>> {
         let file = SavedFile { id: group.0, rows, range: None };
         let (storage, spaces) = (self.primary.storage.as_ref().unwrap(), self.follower.tablespaces());
         let group = storage.load_group(&table.def, &table.placement, &file, spaces, &FoundGroups::default());
@@ -319,10 +319,10 @@ fn follows(seed: u64, moments: usize) {
                 // They come in the order in which they were written.
                 let half = records.len() / 2;
                 records.rotate_left(half);
-                follower.apply(Batch { records, floor }).unwrap();
+                follower.apply(&pair.follower, Batch { records, floor }).unwrap();
                 records = rest;
             }
-            follower.apply(Batch { records, floor }).unwrap();
+            follower.apply(&pair.follower, Batch { records, floor }).unwrap();
             let followed = pair.follower.version();
             assert_eq!(followed.view().ts(), floor);
             let (expected, found) = (content(&version), content(&followed));
@@ -349,7 +349,7 @@ fn follows(seed: u64, moments: usize) {
     insert(&mut refused, "one", 1..2).unwrap();
     assert_eq!(refused.commit().unwrap_err().code(), SqlState::READ_ONLY_SQL_TRANSACTION);
     let before = content(&pair.follower.version());
-    follower.promote(CommitTs(0));
+    follower.promote(&pair.follower, CommitTs(0));
     assert!(content(&pair.follower.version()) == before);
     let mut transaction: Transaction = pair.follower.begin().unwrap();
     let start = next.load(Ordering::Relaxed);
@@ -406,7 +406,7 @@ fn values_of_sequences_are_not_given_again_by_who_takes_over() {
     let next = |database: &Database| database.next_values(&of(database), 1, false).unwrap()[0];
     let catch_up = |follower: &mut Follower| {
         let (version, records) = pair.moment();
-        follower.apply(Batch { records, floor: version.view().ts() }).unwrap();
+        follower.apply(&pair.follower, Batch { records, floor: version.view().ts() }).unwrap();
     };
     let mut last = 0;
     for round in 0..50 {
@@ -424,7 +424,7 @@ fn values_of_sequences_are_not_given_again_by_who_takes_over() {
     assert!(last < 1000);
     let given = next(&pair.primary);
     catch_up(&mut follower);
-    follower.promote(CommitTs(0));
+    follower.promote(&pair.follower, CommitTs(0));
     assert!(next(&pair.follower) > given);
 }
 

@@ -232,6 +232,8 @@ impl Transaction {
                 self.writes.exists_as_of(base.commit_ts);
                 self.base = Some(base.clone());
             }
+            // After the snapshot was drawn.
+            self.database.check_reigns()?;
             let state = self.with_changes(base);
             if self.isolation() == Isolation::Serializable && self.reads.is_none() {
                 self.reads = Some(Arc::default());
@@ -396,6 +398,7 @@ impl Transaction {
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         if self.locked.get(name).is_none_or(|held| *held < mode) {
+            self.database.check_writes()?;
             QueryHeap::outside(|| {
                 if !self.worker().is_hurried() {
                     self.database.locks.lock(self.locker(), name, mode, interrupted)?;
@@ -699,6 +702,10 @@ impl Transaction {
     }
 
     fn commit_decided(&mut self) -> Result<(CommitTs, bool)> {
+        if self.redo.is_none() {
+            // The database may have come to write a log since this began.
+            self.redo = self.database.new_redo()?;
+        }
         let changes = std::mem::take(&mut self.changes);
         let Some(mut worker) = self.worker.take() else {
             return Err(Error::internal("a transaction without a worker"));
@@ -709,6 +716,7 @@ impl Transaction {
             writes: &mut self.writes,
             redo: self.redo.as_mut(),
             written: &self.written,
+            places: self.database.main_places.get().map(|places| &**places),
             interrupted: &|| patience.check(),
             patience: &*patience,
         };

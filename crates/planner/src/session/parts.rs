@@ -77,6 +77,8 @@ impl Session {
     ) -> Result<Begun> {
         loop {
             let running = self.running(text);
+            // What the snapshot shows is not to leave if another host writes the database by now.
+            self.planner.database().check_reigns()?;
             if !statement.locks_rows() {
                 return Ok(Begun { running, statement: statement.clone(), reading: None, plans: Vec::new() });
             }

@@ -126,6 +126,14 @@ impl DirectSession {
         }
         let worker = self.worker.as_mut().expect("a session has a worker until it is dropped");
         worker.begin(isolation)?;
+        if self.database.roles.is_some() {
+            // After the snapshot was drawn.
+            worker.view();
+            if let Err(error) = self.database.check_reigns() {
+                worker.abort(|_| ());
+                return Err(error);
+            }
+        }
         self.keeping.set(Keeping::Undecided);
         Ok(DirectTransaction { session: self, is_over: false })
     }
@@ -147,6 +155,10 @@ impl DirectSession {
     }
 
     fn commit(&mut self) -> Result<Option<CommitTs>> {
+        if self.redo.is_none() {
+            // The database may have come to write a log since the session began.
+            self.redo = self.database.new_redo()?;
+        }
         let worker = self.worker.as_mut().expect("a session has a worker until it is dropped");
         let work = self.work.get_mut();
         let shard = worker.index();
@@ -157,6 +169,8 @@ impl DirectSession {
             writes: &mut work.writes,
             redo: self.redo.as_mut(),
             written: &BTreeMap::new(),
+            // It loads none.
+            places: None,
             interrupted: &|| patience.begin_wait()(),
             patience: &**patience,
         };
@@ -209,6 +223,7 @@ impl DirectSession {
 
     #[cold]
     fn keep_slowly(&self, table: &RelationName) -> Result<()> {
+        self.database.check_writes()?;
         let tag = self.worker().tag_to_write();
         if self.keeping.get() == Keeping::Undecided {
             if self.activity.begin(tag, self.database.locks.activities()) {

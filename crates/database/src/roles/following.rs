@@ -1,0 +1,238 @@
+//! The thread that follows the pool's log, and takes over.
+
+use super::attach::Attached;
+use super::{HostRole, Roles, attach, watch};
+use crate::config::PoolRole;
+use crate::durability::log_writer::LogWriter;
+use crate::follow::{Batch, Follower, LoggedRecord};
+use crate::pool_host::PoolHost;
+use crate::{Config, Database};
+use parking_lot::MutexGuard;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime};
+use tidepool_base::{CommitTs, Error, Result, crash_point, without_unwinding};
+use tidepool_log::{LogConfig, Next, PoolTail, Primary, TakeOver};
+use tidepool_pool::layout::HostNumber;
+use tidepool_pool::words::{HostState, Reign};
+
+/// Between two looks at a log in which nothing is new: while something came lately, and otherwise.
+const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE_IDLE: Duration = Duration::from_millis(2);
+const IDLE_AFTER: Duration = Duration::from_millis(500);
+
+/// A process that follows.
+struct Following {
+    roles: Arc<Roles>,
+    follower: Follower,
+    tail: PoolTail,
+    /// The first segment that it said it needs.
+    needed: u64,
+}
+
+/// What came of a try to take over.
+enum Outcome {
+    Primary,
+    /// Another host was quicker.
+    Follows(Following),
+}
+
+impl Database {
+    /// Opens a database that lives in a pool, as primary or standby. 55006 where it is to be primary and another host is.
+    pub(crate) fn open_in_pool(config: Config, begins_as: PoolRole) -> Result<Arc<Database>> {
+        let host = PoolHost::join(&config)?.ok_or_else(|| Error::internal("a role without a pool"))?;
+        let (database, Attached { follower, tail }) = attach::attach(config, &host)?;
+        let roles = Arc::clone(database.roles.as_ref().ok_or_else(|| Error::internal("a pool without roles"))?);
+        let mut following = Following { roles: Arc::clone(&roles), follower, tail, needed: 0 };
+        let mut watcher = host.take_watcher()?;
+        loop {
+            let ends = match begins_as {
+                PoolRole::Standby => None,
+                PoolRole::Primary | PoolRole::Auto => watch::term_to_end(&host, &mut watcher, roles.host_timeout)?,
+            };
+            let Some(seen) = ends else {
+                if begins_as == PoolRole::Primary {
+                    return Err(host.in_use()?);
+                }
+                break;
+            };
+            // A predecessor that is dead is found to be so here as well as by any other host.
+            match following.take_over(&database, seen)? {
+                Outcome::Primary => {
+                    watch::start(&roles, watcher)?;
+                    return Ok(database);
+                }
+                Outcome::Follows(back) => following = back,
+            }
+        }
+        // Statements are to see what there is by now.
+        while following.read(&database)? {}
+        roles.note_progress(|progress| progress.has_caught_up = true);
+        let (weak, of_thread) = (Arc::downgrade(&database), Arc::clone(&roles));
+        let thread = std::thread::Builder::new()
+            .name("follow".to_owned())
+            .spawn(move || follow(following, &of_thread, &weak))
+            .map_err(|error| Error::io("start the thread that follows", &error))?;
+        roles.state.lock().threads.push(thread);
+        watch::start(&roles, watcher)?;
+        Ok(database)
+    }
+}
+
+/// What the thread does.
+fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
+    let mut last_news = Instant::now();
+    loop {
+        let Some(database) = database.upgrade() else { return };
+        let wanted = {
+            let mut state = roles.state.lock();
+            if state.stopped || roles.role() == HostRole::Fenced {
+                return;
+            }
+            let suspected = state.suspected.take();
+            match state.is_asked {
+                true => Some(None),
+                false => suspected.map(Some),
+            }
+        };
+        if let Some(seen) = wanted {
+            let member = Arc::clone(roles.host().member());
+            let seen = seen.map_or_else(|| member.reign(), Ok);
+            match seen.and_then(|seen| following.take_over(&database, seen)) {
+                Ok(Outcome::Primary) => return,
+                Ok(Outcome::Follows(back)) => following = back,
+                Err(error) => return roles.fail(&error),
+            }
+            last_news = Instant::now();
+        }
+        match following.read(&database) {
+            Ok(true) => {
+                last_news = Instant::now();
+                continue;
+            }
+            Ok(false) => {}
+            Err(error) => return roles.fail(&error),
+        }
+        // It would be kept by a thread that waits.
+        drop(database);
+        let mut state = roles.state.lock();
+        state.progress.has_caught_up = true;
+        if !state.stopped && !state.is_asked && state.suspected.is_none() {
+            let pause = if last_news.elapsed() > IDLE_AFTER { PAUSE_IDLE } else { PAUSE };
+            wait(roles, &mut state, pause);
+        }
+    }
+}
+
+fn wait(roles: &Roles, state: &mut MutexGuard<'_, super::State>, pause: Duration) {
+    roles.changed.wait_for(state, pause);
+}
+
+impl Following {
+    /// Applies what is new. False: nothing was.
+    fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
+        match self.tail.read()? {
+            Next::Batch(batch) => {
+                let received = self.tail.position();
+                self.roles.note_progress(|progress| (progress.term, progress.received) = received);
+                let batch = logged(&mut self.tail, batch)?;
+                self.follower.apply(database, batch)?;
+                crash_point("follow.applied");
+                self.applied()?;
+                Ok(true)
+            }
+            Next::Nothing | Next::AtSeal => Ok(false),
+        }
+    }
+
+    /// Says how far it has come.
+    fn applied(&mut self) -> Result<()> {
+        let (host, applied) = (self.roles.host(), self.follower.applied_ts());
+        let (_, position) = self.tail.position();
+        self.roles.note_progress(|progress| {
+            (progress.replayed, progress.applied) = (position, applied);
+            progress.replayed_at = Some(SystemTime::now());
+        });
+        host.say(HostNumber::AppliedTs, applied.0)?;
+        host.say(HostNumber::AppliedPosition, position.to_bits())?;
+        let needed = self.tail.needed_from();
+        if needed > self.needed {
+            self.needed = needed;
+            host.member().need_log_from(needed)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the term that was seen, applies the rest of the log, and becomes primary.
+    fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
+        let Following { roles, mut follower, tail, needed } = self;
+        let begun = Instant::now();
+        if !roles.set_role_from(&[HostRole::Following], HostRole::TakingOver) {
+            return Err(roles.fence());
+        }
+        let predecessor = roles.host().host_of(seen)?;
+        let mut taking = match TakeOver::begin_after(tail, seen)? {
+            Ok(taking) => taking,
+            Err(tail) => {
+                tracing::info!("another host took over first");
+                roles.host().advance(HostState::Following)?;
+                roles.set_role_from(&[HostRole::TakingOver], HostRole::Following);
+                return Ok(Outcome::Follows(Following { roles, follower, tail: *tail, needed }));
+            }
+        };
+        crash_point("role.sealed");
+        roles.state.lock().predecessor = predecessor;
+        roles.changed.notify_all();
+        while let Some(batch) = taking.next_batch()? {
+            let batch = logged(taking.tail(), batch)?;
+            follower.apply(database, batch)?;
+        }
+        let after = taking.tail().ts_max();
+        crash_point("role.applied");
+        let config = LogConfig { bytes_max: database.config().log.bytes_max, ..LogConfig::new(roles.identity()) };
+        let transactions = Arc::clone(database.transactions());
+        // Below it, all have been appended.
+        let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
+        let primary = taking.into_log(config, Box::new(floor))?;
+        let term = primary.reign.term.0;
+        // From here on statements of this process write.
+        without_unwinding(|| database.begin_reign(&roles, follower, primary, after))?;
+        tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
+        Ok(Outcome::Primary)
+    }
+}
+
+impl Database {
+    /// Goes on with the log of the term that was begun.
+    fn begin_reign(&self, roles: &Roles, follower: Follower, primary: Primary, after: CommitTs) -> Result<()> {
+        // First: whoever writes from now on is a primary's statement.
+        let _ = roles.reign.set(primary.reign);
+        let writer = LogWriter::start(&primary.log, self.background.clone())?;
+        let _ = self.log_writer.set(writer);
+        // Before the clock runs: nobody commits without a record.
+        self.log.set(primary.log).map_err(|_| Error::internal("a primary has a log already"))?;
+        self.place_mains(Arc::clone(roles.places()) as _)?;
+        self.forget_seats();
+        follower.promote(self, after);
+        if !roles.set_role_from(&[HostRole::TakingOver], HostRole::Primary) {
+            return Err(roles.fence());
+        }
+        Ok(())
+    }
+}
+
+/// A batch with what its records hold.
+fn logged(tail: &mut PoolTail, batch: tidepool_log::Batch) -> Result<Batch> {
+    let tidepool_log::Batch { floor, records } = batch;
+    let mut logged = Vec::with_capacity(records.len());
+    for mut record in records {
+        let mut pieces = Vec::new();
+        while let Some(piece) = tail.next_piece(&mut record)? {
+            pieces.push(piece.to_vec());
+        }
+        if record.kind.may_be_skipped() {
+            continue;
+        }
+        logged.push(LoggedRecord { ts: record.ts, kind: record.kind, pieces });
+    }
+    Ok(Batch { records: logged, floor })
+}

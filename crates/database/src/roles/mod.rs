@@ -1,0 +1,359 @@
+//! What a process is to a database that lives in a pool: it follows the log that another process writes, or writes it.
+//!
+//! There is one way in. A process joins the pool and *attaches*: what the pool has of the database becomes a database that
+//! follows ([`attach`]). It *follows* the pool's log on a thread of its own ([`following`]). It *takes over* when the primary is
+//! dead or silent, when the primary's term has ended, or when it is told to ([`Database::promote`]): the terms before are
+//! sealed, the rest of the log is applied, and a log of its own term begins. A restart is the same without waiting.
+//!
+//! Whether another process has taken over is looked at where it counts: by the log, after each block and before its commits are
+//! acknowledged, and by each statement, after it drew its snapshot ([`Roles::check`]). From then on the process is *fenced*: it
+//! answers nothing any more, and never writes again. No clock is part of that; a thread that looks every some milliseconds
+//! ([`watch`]) only makes it known early.
+//!
+//! Lock order: none of what is locked here is held while something else is locked.
+
+mod attach;
+mod following;
+mod places;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use crate::Database;
+use crate::config::{OnFenced, PoolRole, PoolSettings};
+use crate::pool_host::PoolHost;
+use crate::roles::places::PoolPlaces;
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_log::{DatabaseIdentity, LogPosition};
+use tidepool_pool::words::{Host, Reign};
+
+/// What a process is to its database now. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum HostRole {
+    /// No other process can have the database: it lives in a data folder, or ends with the process.
+    Alone = 0,
+    /// It applies what another process writes, and is read alone.
+    Following = 1,
+    /// It has begun to end the other process's term.
+    TakingOver = 2,
+    Primary = 3,
+    /// Another process has taken over, or it handed its term in. It answers nothing any more.
+    Fenced = 4,
+    /// It could not go on with the log, as [`FollowProgress::failure`] says.
+    Failed = 5,
+}
+
+impl HostRole {
+    const ALL: [HostRole; 6] = [
+        HostRole::Alone,
+        HostRole::Following,
+        HostRole::TakingOver,
+        HostRole::Primary,
+        HostRole::Fenced,
+        HostRole::Failed,
+    ];
+
+    /// In PostgreSQL's words, it is in recovery.
+    pub fn is_in_recovery(self) -> bool {
+        matches!(self, HostRole::Following | HostRole::TakingOver | HostRole::Failed)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            HostRole::Alone => "alone",
+            HostRole::Following => "standby",
+            HostRole::TakingOver => "taking over",
+            HostRole::Primary => "primary",
+            HostRole::Fenced => "fenced",
+            HostRole::Failed => "failed",
+        }
+    }
+}
+
+/// How far a process that follows has come.
+#[derive(Clone, Debug)]
+pub struct FollowProgress {
+    /// The term of the last block that was read. 0: none was.
+    pub term: u64,
+    /// What is in the log up to here was read.
+    pub received: LogPosition,
+    /// And applied, up to here.
+    pub replayed: LogPosition,
+    /// What statements see.
+    pub applied: CommitTs,
+    /// When something was applied last, by this machine's clock.
+    pub replayed_at: Option<SystemTime>,
+    /// It has applied all that there was when it last looked.
+    pub has_caught_up: bool,
+    pub failure: Option<Error>,
+}
+
+impl Default for FollowProgress {
+    fn default() -> FollowProgress {
+        FollowProgress {
+            term: 0,
+            received: LogPosition::default(),
+            replayed: LogPosition::default(),
+            applied: CommitTs(0),
+            replayed_at: None,
+            has_caught_up: false,
+            failure: None,
+        }
+    }
+}
+
+/// Is told of each change of role, by the thread that made it. It does not wait for that thread.
+pub type RoleWatch = Box<dyn Fn(HostRole) + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    stopped: bool,
+    /// Somebody wants the process to take over, whoever is primary.
+    is_asked: bool,
+    /// The term of a primary that is dead, silent or has handed it in.
+    suspected: Option<Reign>,
+    /// Whom the process took over from.
+    predecessor: Option<Host>,
+    progress: FollowProgress,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Of a database that lives in a pool.
+pub(crate) struct Roles {
+    host: Arc<PoolHost>,
+    places: Arc<PoolPlaces>,
+    /// Whose log it is.
+    identity: DatabaseIdentity,
+    begins_as: PoolRole,
+    host_timeout: Duration,
+    on_fenced: OnFenced,
+    role: AtomicU8,
+    /// The one term in which this process is primary, once it is.
+    reign: OnceLock<Reign>,
+    state: Mutex<State>,
+    changed: Condvar,
+    watches: Mutex<Vec<RoleWatch>>,
+}
+
+impl std::fmt::Debug for Roles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Roles({})", self.role().name())
+    }
+}
+
+impl Roles {
+    /// Of a host that has joined, and follows at first.
+    pub fn new(host: &Arc<PoolHost>, settings: &PoolSettings, begins_as: PoolRole) -> Result<Roles> {
+        Ok(Roles {
+            host: Arc::clone(host),
+            places: Arc::new(PoolPlaces::new(host)?),
+            identity: DatabaseIdentity(host.database_identity()?),
+            begins_as,
+            host_timeout: settings.host_timeout,
+            on_fenced: settings.on_fenced,
+            role: AtomicU8::new(HostRole::Following as u8),
+            reign: OnceLock::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            watches: Mutex::default(),
+        })
+    }
+
+    pub fn role(&self) -> HostRole {
+        HostRole::ALL[usize::from(self.role.load(Ordering::Acquire))]
+    }
+
+    pub fn host(&self) -> &Arc<PoolHost> {
+        &self.host
+    }
+
+    /// Where row groups are in the pool.
+    pub fn places(&self) -> &Arc<PoolPlaces> {
+        &self.places
+    }
+
+    pub fn identity(&self) -> DatabaseIdentity {
+        self.identity
+    }
+
+    /// From a role that it still has: a process that is fenced stays so.
+    fn set_role_from(&self, from: &[HostRole], role: HostRole) -> bool {
+        {
+            // Under the lock: nobody misses it that is about to wait.
+            let _state = self.state.lock();
+            if !from.contains(&self.role()) {
+                return false;
+            }
+            self.role.store(role as u8, Ordering::Release);
+            self.changed.notify_all();
+        }
+        tracing::info!(role = role.name(), "the role of this host has changed");
+        self.watches.lock().iter().for_each(|watch| watch(role));
+        true
+    }
+
+    /// As [`Database::check_reigns`].
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        let is_current = match self.reign.get() {
+            Some(reign) => self.host.reigns(*reign)?,
+            // What it reads is old at most, unless its memory may be another's.
+            None => self.host.member().is_current()?,
+        };
+        if is_current && self.role() != HostRole::Fenced { Ok(()) } else { Err(self.fence()) }
+    }
+
+    /// Another process has taken over: nothing more is answered.
+    #[cold]
+    pub fn fence(&self) -> Error {
+        let all = [HostRole::Following, HostRole::TakingOver, HostRole::Primary, HostRole::Failed];
+        if self.set_role_from(&all, HostRole::Fenced) {
+            tracing::error!("another host of the pool took the database over, or took this one for dead");
+        }
+        Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over")
+            .with_hint("Connect again, to the new primary.")
+    }
+
+    fn fail(&self, error: &Error) {
+        tracing::error!(%error, "the log of the pool cannot be followed any more");
+        self.state.lock().progress.failure = Some(error.clone());
+        self.set_role_from(&[HostRole::Following, HostRole::TakingOver], HostRole::Failed);
+    }
+
+    fn note_progress(&self, note: impl FnOnce(&mut FollowProgress)) {
+        note(&mut self.state.lock().progress);
+    }
+
+    /// The term of a primary that cannot go on is to be ended.
+    fn suspect(&self, reign: Reign) {
+        self.state.lock().suspected = Some(reign);
+        self.changed.notify_all();
+    }
+
+    /// Ends the threads. From one of them it does not wait for itself.
+    pub fn stop(&self) {
+        let threads = {
+            let mut state = self.state.lock();
+            state.stopped = true;
+            std::mem::take(&mut state.threads)
+        };
+        self.changed.notify_all();
+        let own = std::thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
+    }
+
+    /// Hands the term in, if it has one: all of it is durable, and nothing follows.
+    pub fn end_reign(&self) {
+        let Some(reign) = self.reign.get() else { return };
+        match self.host.member().end_reign(*reign) {
+            Ok(true) => tracing::info!(term = reign.term.0, "the term has ended"),
+            // Another process has begun the next.
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the term of the pool's database was not handed in"),
+        }
+        self.set_role_from(&[HostRole::Primary], HostRole::Fenced);
+    }
+}
+
+fn not_in_recovery() -> Error {
+    Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "recovery is not in progress")
+        .with_hint("Recovery control functions can only be executed during recovery.")
+}
+
+impl Database {
+    /// What this process is to the database now.
+    pub fn role(&self) -> HostRole {
+        self.roles.as_ref().map_or(HostRole::Alone, |roles| roles.role())
+    }
+
+    /// What it is to do when it is fenced, as it was configured. `None` where it has no role.
+    pub fn on_fenced(&self) -> Option<OnFenced> {
+        self.roles.as_ref().map(|roles| roles.on_fenced)
+    }
+
+    /// Has `watch` told of the role that there is, and of each change from then on.
+    pub fn watch_role(&self, watch: RoleWatch) {
+        if let Some(roles) = &self.roles {
+            let mut watches = roles.watches.lock();
+            watch(roles.role());
+            watches.push(watch);
+        }
+    }
+
+    /// The host that this one took over from, until it is known to be dead: until then it may wake.
+    pub fn living_predecessor(&self) -> Option<Host> {
+        self.roles.as_ref().and_then(|roles| roles.state.lock().predecessor)
+    }
+
+    /// Waits until the role is another than `from`, or for so long. Returns what it is.
+    pub fn wait_role(&self, from: HostRole, time: Duration) -> HostRole {
+        let Some(roles) = &self.roles else { return HostRole::Alone };
+        let end = Instant::now() + time;
+        let mut state = roles.state.lock();
+        while roles.role() == from && !roles.changed.wait_until(&mut state, end).timed_out() {}
+        roles.role()
+    }
+
+    /// How far it has come in following. `None` where there is nothing to follow.
+    pub fn follow_progress(&self) -> Option<FollowProgress> {
+        self.roles.as_ref().map(|roles| roles.state.lock().progress.clone())
+    }
+
+    /// Where the log ends that this process writes. `None` where it writes none.
+    pub fn log_position(&self) -> Option<LogPosition> {
+        self.log.get().map(|log| log.position())
+    }
+
+    /// Takes over, whoever is primary, and waits for that for so long: whether this process is primary then. 55000 where it
+    /// does not follow, and what went wrong where it cannot go on.
+    pub fn promote(&self, wait: Duration) -> Result<bool> {
+        let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
+        roles.state.lock().is_asked = true;
+        roles.changed.notify_all();
+        let end = Instant::now() + wait;
+        let mut state = roles.state.lock();
+        loop {
+            match roles.role() {
+                HostRole::Following | HostRole::TakingOver => {
+                    if roles.changed.wait_until(&mut state, end).timed_out() {
+                        return Ok(false);
+                    }
+                }
+                HostRole::Failed => {
+                    return Err(state.progress.failure.clone().unwrap_or_else(not_in_recovery));
+                }
+                role => return Ok(role == HostRole::Primary),
+            }
+        }
+    }
+
+    /// 57P02 where another process has taken over since this one began to write. To be called after a snapshot was drawn, and
+    /// before anything that it shows leaves: the snapshot was the newest at that moment, or is not to be used.
+    #[inline]
+    pub fn check_reigns(&self) -> Result<()> {
+        match &self.roles {
+            None => Ok(()),
+            Some(roles) => roles.check(),
+        }
+    }
+
+    /// 25006 while another process writes.
+    #[inline]
+    pub(crate) fn check_writes(&self) -> Result<()> {
+        match &self.roles {
+            Some(_) if self.is_following() => {
+                Err(Error::new(SqlState::READ_ONLY_SQL_TRANSACTION, "cannot write during recovery"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

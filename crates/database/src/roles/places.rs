@@ -1,0 +1,207 @@
+//! Row groups of main in the pool: where those are that this process made, and those that others made.
+//!
+//! The log names them (a load, a merge), and so will a manifest. A row group that lies in a tablespace over the pool is found
+//! where it is. Of one that lies in memory of this process alone a copy is put into the pool, and kept as long as the row group is
+//! in use here. What a process attaches it reads in place, wherever the table's placement says: in the tablespace of that
+//! name, if it is over the pool, so that its costs are those, and else in one that is nobody's.
+//!
+//! | bytes of a place, for each column | |
+//! | --- | --- |
+//! | 8, 8 | where it begins in its first extent, and how long it is |
+//! | 8 | checksum of its header and its tree |
+//! | 4, then 4 each | the extents that it lies in |
+
+use crate::Database;
+use crate::durability::redo::{broken, number};
+use crate::durability::small::MainPlaces;
+use crate::follow::RowGroups;
+use crate::pool_host::PoolHost;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use tidepool_base::{Error, Result, RowGroupId, StoreId, TablespaceId};
+use tidepool_device::Location;
+use tidepool_pool::words::Extent;
+use tidepool_table::rows::NewMain;
+use tidepool_table::{Origin, RowGroup, Segment, SegmentPlace, Table};
+use tidepool_tablespace::{PoolPlace, Tablespace, TablespaceConfig};
+
+/// No tablespace with a name comes this far.
+const ID: TablespaceId = TablespaceId(u16::MAX);
+
+/// Copies are looked through when there are twice as many as the last time, and these more.
+const COPIES_MORE: usize = 64;
+
+/// Where row groups are in the pool.
+pub(crate) struct PoolPlaces {
+    /// Nobody's by name.
+    space: Arc<Tablespace>,
+    copies: Mutex<Copies>,
+    attached: Mutex<HashMap<RowGroupId, Weak<RowGroup>>>,
+}
+
+#[derive(Default)]
+struct Copies {
+    /// Of row groups that lie elsewhere: the columns that do.
+    by_group: HashMap<RowGroupId, (Weak<RowGroup>, Vec<Option<Segment>>)>,
+    looked_at: usize,
+}
+
+impl std::fmt::Debug for PoolPlaces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PoolPlaces({} copies)", self.copies.lock().by_group.len())
+    }
+}
+
+impl PoolPlaces {
+    pub fn new(host: &PoolHost) -> Result<PoolPlaces> {
+        let config = TablespaceConfig {
+            name: "pool".to_owned(),
+            location: Location::Pool,
+            size_bytes: None,
+            profile: None,
+            profiles: Vec::new(),
+            huge_pages: false,
+            populate_bytes: 0,
+        };
+        Ok(PoolPlaces { space: host.open(ID, config)?, copies: Mutex::default(), attached: Mutex::default() })
+    }
+
+    /// Where a row group is, as the log and a manifest have it. It is put into the pool if it is not there yet, and stays there
+    /// for as long as it is in use here.
+    pub fn places(&self, group: &Arc<RowGroup>) -> Result<Vec<u8>> {
+        let mut copies = self.copies.lock();
+        copies.forget_unused();
+        let mut bytes = Vec::new();
+        let mut missing = Vec::new();
+        let known = copies.by_group.get(&group.id()).filter(|(of, _)| of.as_ptr() == Arc::as_ptr(group));
+        for (column, segment) in group.segments().iter().enumerate() {
+            let copy = || known.and_then(|(_, copies)| copies.get(column)?.as_ref());
+            let place = match segment.pool_place()? {
+                Some(place) => Some(place),
+                None => copy().map_or(Ok(None), Segment::pool_place)?,
+            };
+            match place {
+                Some((place, head)) => put(&mut bytes, &place, head),
+                None => missing.push(column),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(bytes);
+        }
+        let mut made: Vec<Option<Segment>> = group.segments().iter().map(|_| None).collect();
+        for column in missing {
+            made[column] = Some(group.segments()[column].copy_to(&self.space)?);
+        }
+        bytes.clear();
+        for (segment, copy) in group.segments().iter().zip(&made) {
+            let lies = copy.as_ref().unwrap_or(segment).pool_place()?;
+            let (place, head) = lies.ok_or_else(|| Error::internal("a row group's copy is not in the pool"))?;
+            put(&mut bytes, &place, head);
+        }
+        copies.by_group.insert(group.id(), (Arc::downgrade(group), made));
+        Ok(bytes)
+    }
+
+    /// The row group that is at these places.
+    pub fn attach(&self, database: &Database, table: &Table, id: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
+        let mut attached = self.attached.lock();
+        // Two tables may come to have the same rows, where one takes the other's place.
+        if let Some(group) = attached.get(&id).and_then(Weak::upgrade) {
+            return Ok(group);
+        }
+        let (schema, rest) = (table.def.arrow_schema(), &mut &*places);
+        let origin: Arc<dyn Origin> = Arc::new(PoolOrigin(id));
+        let mut segments = Vec::with_capacity(schema.fields().len());
+        for (column, field) in schema.fields().iter().enumerate() {
+            let (place, head) = take(rest)?;
+            let named = database.tablespaces().get(table.placement.column(column));
+            let space = named.ok().filter(|space| space.is_leased()).unwrap_or_else(|| Arc::clone(&self.space));
+            let region = space.attach_published(&place)?;
+            let place = SegmentPlace { offset: region.offset(), len: place.len, head };
+            segments.push(Arc::new(Segment::attach(region, &place, field, &origin, column)?));
+        }
+        if !rest.is_empty() {
+            return Err(broken("the places of a row group"));
+        }
+        let group = Arc::new(RowGroup::from_segments(id, segments)?);
+        if attached.len() == attached.capacity() {
+            attached.retain(|_, group| group.strong_count() > 0);
+        }
+        attached.insert(id, Arc::downgrade(&group));
+        Ok(group)
+    }
+}
+
+impl Copies {
+    fn forget_unused(&mut self) {
+        if self.by_group.len() < self.looked_at * 2 + COPIES_MORE {
+            return;
+        }
+        self.by_group.retain(|_, (of, _)| of.strong_count() > 0);
+        self.looked_at = self.by_group.len();
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, place: &PoolPlace, head: u64) {
+    [place.offset, place.len, head].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    bytes.extend((place.extents.len() as u32).to_le_bytes());
+    place.extents.iter().for_each(|extent| bytes.extend(extent.0.to_le_bytes()));
+}
+
+fn take(rest: &mut &[u8]) -> Result<(PoolPlace, u64)> {
+    let (offset, len, head) = (number(rest)?, number(rest)?, number(rest)?);
+    let mut word = || -> Result<u32> {
+        let (word, left) = rest.split_first_chunk().ok_or_else(|| broken("a place is cut off"))?;
+        *rest = left;
+        Ok(u32::from_le_bytes(*word))
+    };
+    let count = word()?;
+    let extents = (0..count).map(|_| word().map(Extent)).collect::<Result<Vec<_>>>()?;
+    Ok((PoolPlace { extents, offset, len }, head))
+}
+
+impl MainPlaces for PoolPlaces {
+    fn place(&self, _: StoreId, _: u64, main: &NewMain) -> Result<Vec<u8>> {
+        main.group.as_ref().map_or(Ok(Vec::new()), |group| self.places(group))
+    }
+
+    fn place_loaded(&self, group: &Arc<RowGroup>) -> Result<Option<Vec<u8>>> {
+        self.places(group).map(Some)
+    }
+}
+
+/// Row groups that others made, for a database that follows.
+pub(crate) struct PoolGroups {
+    pub places: Arc<PoolPlaces>,
+    pub database: Weak<Database>,
+}
+
+impl PoolGroups {
+    fn attach(&self, table: &Table, id: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
+        let database = self.database.upgrade().ok_or_else(|| Error::internal("the database is closed"))?;
+        self.places.attach(&database, table, id, places)
+    }
+}
+
+impl RowGroups for PoolGroups {
+    fn loaded(&self, table: &Table, group: RowGroupId, rows: u64, places: Option<&[u8]>) -> Result<Arc<RowGroup>> {
+        let places = places.ok_or_else(|| broken("a load has no place in the pool"))?;
+        let attached = self.attach(table, group, places)?;
+        if attached.rows() as u64 == rows { Ok(attached) } else { Err(broken("a load has other rows")) }
+    }
+
+    fn merged(&self, table: &Table, group: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
+        self.attach(table, group, places)
+    }
+}
+
+/// There is no other copy of what is in the pool.
+#[derive(Debug)]
+struct PoolOrigin(RowGroupId);
+
+impl Origin for PoolOrigin {
+    fn segment(&self, column: usize) -> Result<Box<Segment>> {
+        Err(Error::corrupted(format!("column {} of row group {} is damaged in the pool", column + 1, self.0.0)))
+    }
+}

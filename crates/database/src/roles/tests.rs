@@ -1,0 +1,249 @@
+//! Databases that live in a pool, several of one in this process: each is a host of its own.
+
+use super::*;
+use crate::tests::{columns, insert, insert_and_commit, memory, placement, rows};
+use crate::{Config, Isolation, SequenceDef};
+use std::path::Path;
+use tidepool_device::Location;
+use tidepool_pool::check::check;
+use tidepool_pool::pool::{CreateOptions, Pool};
+
+const WAIT: Duration = Duration::from_secs(60);
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let shm = Path::new("/dev/shm");
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let place = Place(tempfile::Builder::new().prefix("tidepool-roles-").tempdir_in(parent).unwrap());
+        let options = CreateOptions {
+            devices: vec![(place.location(), Some(128 << 20))],
+            extent_bytes: None,
+            bytes_max: None,
+            label: String::new(),
+            populates: false,
+        };
+        Pool::create(&options).unwrap();
+        place
+    }
+
+    fn location(&self) -> Location {
+        Location::File(self.0.path().join("pool"))
+    }
+
+    fn config(&self, name: &str, role: PoolRole) -> Config {
+        let pool = PoolSettings {
+            name: Some(name.to_owned()),
+            role: Some(role),
+            guards: true,
+            host_timeout: Duration::from_secs(30),
+            ..PoolSettings::new(self.location())
+        };
+        Config { pool: Some(pool), ..memory() }
+    }
+
+    fn open(&self, name: &str, role: PoolRole) -> Arc<Database> {
+        Database::open(self.config(name, role)).unwrap()
+    }
+
+    /// Nothing of the books is damaged or lost.
+    fn checked(&self) {
+        let pool = Pool::open(&self.location()).unwrap();
+        let report = check(&pool, true).unwrap();
+        assert!(report.faults.is_empty(), "{:?}", report.faults);
+    }
+}
+
+fn create(database: &Arc<Database>, name: &str) {
+    let mut transaction = database.begin().unwrap();
+    transaction.create_table(name, columns(), vec![0], placement("near")).unwrap();
+    transaction.commit().unwrap();
+}
+
+/// Waits until a follower shows all that a primary has committed by now.
+fn catch_up(primary: &Database, follower: &Database) {
+    let ts = primary.version().view().ts();
+    let end = Instant::now() + WAIT;
+    let latest = |database: &Database| database.follow_progress().unwrap();
+    // What is durable is in the log by then; a floor above it comes with the next block.
+    while latest(follower).replayed < primary.log_position().unwrap() {
+        assert!(Instant::now() < end, "{:?} of {ts}", latest(follower));
+        assert_eq!(latest(follower).failure.map(|error| error.to_string()), None);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_a_primary_committed_is_there_after_a_restart() {
+    let place = Place::new();
+    let database = place.open("one", PoolRole::Primary);
+    assert_eq!(database.role(), HostRole::Primary);
+    create(&database, "t");
+    insert_and_commit(&database, "t", 0..50);
+    let before = rows(&database, "t");
+    assert_eq!(before.len(), 50);
+    database.close().unwrap();
+    drop(database);
+    for round in 0..3 {
+        let database = place.open("two", PoolRole::Auto);
+        assert_eq!(database.role(), HostRole::Primary);
+        assert_eq!(rows(&database, "t").len(), 50 + 10 * round);
+        let start = 1000 * (round + 1);
+        insert_and_commit(&database, "t", start..start + 10);
+        database.close().unwrap();
+    }
+    place.checked();
+}
+
+#[test]
+fn a_standby_shows_what_its_primary_commits_and_refuses_to_write() {
+    let place = Place::new();
+    let primary = place.open("one", PoolRole::Auto);
+    create(&primary, "t");
+    let standby = place.open("two", PoolRole::Auto);
+    assert_eq!((primary.role(), standby.role()), (HostRole::Primary, HostRole::Following));
+    assert!(standby.role().is_in_recovery());
+    for round in 0..20 {
+        insert_and_commit(&primary, "t", round * 10..round * 10 + 10);
+        catch_up(&primary, &standby);
+        assert_eq!(rows(&standby, "t"), rows(&primary, "t"));
+    }
+    let mut transaction = standby.begin().unwrap();
+    assert_eq!(insert(&mut transaction, "t", 900..901).unwrap_err().code(), SqlState::READ_ONLY_SQL_TRANSACTION);
+    drop(transaction);
+    let refused = Database::open(place.config("three", PoolRole::Primary)).unwrap_err();
+    assert_eq!(refused.code(), SqlState::OBJECT_IN_USE);
+    assert_eq!(primary.promote(WAIT).unwrap_err().code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    standby.close().unwrap();
+    primary.close().unwrap();
+    place.checked();
+}
+
+#[test]
+fn a_primary_that_was_taken_over_from_answers_nothing() {
+    let place = Place::new();
+    let old = place.open("old", PoolRole::Primary);
+    create(&old, "t");
+    insert_and_commit(&old, "t", 0..10);
+    let next = place.open("next", PoolRole::Standby);
+    // It writes in a transaction that is open when the other takes over.
+    let mut open = old.begin().unwrap();
+    insert(&mut open, "t", 100..110).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let of_watch = Arc::clone(&told);
+    next.watch_role(Box::new(move |role| of_watch.lock().push(role)));
+    // One that reads here since before may write here after.
+    let mut reader = next.begin().unwrap();
+    let mut session = next.direct_session().unwrap();
+    reader.begin_statement().unwrap();
+    assert!(next.promote(WAIT).unwrap());
+    assert_eq!(*told.lock(), [HostRole::Following, HostRole::TakingOver, HostRole::Primary]);
+    assert_eq!(open.commit().unwrap_err().code(), SqlState::CRASH_SHUTDOWN);
+    assert_eq!(old.check_reigns().unwrap_err().code(), SqlState::CRASH_SHUTDOWN);
+    let mut late = old.begin().unwrap();
+    assert_eq!(late.begin_statement().unwrap_err().code(), SqlState::CRASH_SHUTDOWN);
+    let mut direct = old.direct_session().unwrap();
+    assert_eq!(direct.begin(Isolation::RepeatableRead).unwrap_err().code(), SqlState::CRASH_SHUTDOWN);
+    drop((late, direct));
+    assert_eq!(old.wait_role(HostRole::Primary, WAIT), HostRole::Fenced);
+    assert_eq!(rows(&next, "t").len(), 10);
+    insert(&mut reader, "t", 10..15).unwrap();
+    reader.commit().unwrap();
+    session.run(Isolation::Serializable, |_| Ok(())).unwrap();
+    drop(session);
+    // What the new primary commits is there for the next.
+    old.close().unwrap_err();
+    drop(old);
+    next.close().unwrap();
+    drop(next);
+    let last = place.open("last", PoolRole::Auto);
+    assert_eq!(rows(&last, "t").len(), 15);
+    last.close().unwrap();
+    place.checked();
+}
+
+#[test]
+fn standbys_take_over_from_one_another_and_lose_nothing() {
+    let place = Place::new();
+    let mut primary = place.open("host-0", PoolRole::Auto);
+    create(&primary, "t");
+    let mut expected = 0;
+    for round in 1..8 {
+        let next = place.open(&format!("host-{round}"), PoolRole::Standby);
+        let third = place.open(&format!("third-{round}"), PoolRole::Standby);
+        insert_and_commit(&primary, "t", round * 100..round * 100 + 20);
+        expected += 20;
+        assert!(next.promote(WAIT).unwrap());
+        assert_eq!(rows(&next, "t").len(), expected, "round {round}");
+        insert_and_commit(&next, "t", round * 100 + 50..round * 100 + 55);
+        expected += 5;
+        // The other standby reads on where the next term begins.
+        catch_up(&next, &third);
+        assert_eq!(rows(&third, "t"), rows(&next, "t"));
+        third.close().unwrap();
+        let _ = primary.close();
+        primary = next;
+    }
+    primary.close().unwrap();
+    place.checked();
+}
+
+#[test]
+fn an_auto_standby_takes_over_where_a_term_was_handed_in() {
+    let place = Place::new();
+    let first = place.open("one", PoolRole::Auto);
+    create(&first, "t");
+    insert_and_commit(&first, "t", 0..5);
+    let second = place.open("two", PoolRole::Auto);
+    let third = place.open("three", PoolRole::Standby);
+    first.close().unwrap();
+    while second.role() != HostRole::Primary {
+        assert_ne!(second.wait_role(second.role(), WAIT), HostRole::Failed);
+    }
+    assert_eq!(third.role(), HostRole::Following);
+    assert_eq!(rows(&second, "t").len(), 5);
+    second.close().unwrap();
+    third.close().unwrap();
+}
+
+#[test]
+fn values_of_sequences_are_given_once_by_all_primaries() {
+    let place = Place::new();
+    let first = place.open("one", PoolRole::Auto);
+    let mut transaction = first.begin().unwrap();
+    transaction.create_sequence(sequence("s", &first)).unwrap();
+    transaction.commit().unwrap();
+    let of = |database: &Arc<Database>, count: u64| {
+        let state = database.state();
+        let sequence = state.catalog.sequences.values().next().unwrap().clone();
+        database.next_values(&sequence, count, false)
+    };
+    let given = of(&first, 5).unwrap();
+    let second = place.open("two", PoolRole::Standby);
+    assert_eq!(of(&second, 1).unwrap_err().code(), SqlState::READ_ONLY_SQL_TRANSACTION);
+    assert!(second.promote(WAIT).unwrap());
+    let next = of(&second, 1).unwrap();
+    assert!(next[0] > given[4], "{next:?} after {given:?}");
+    // What was written ahead is durable before a value leaves: an old primary gives what it has, and not more.
+    assert_eq!(of(&first, 64).unwrap_err().code(), SqlState::CRASH_SHUTDOWN);
+    let _ = first.close();
+    second.close().unwrap();
+}
+
+fn sequence(name: &str, database: &Database) -> SequenceDef {
+    SequenceDef {
+        id: database.next_table_id(),
+        schema: tidepool_base::SchemaId::PUBLIC,
+        name: name.to_owned(),
+        data_type: tidepool_base::SqlType::BigInt,
+        start: 1,
+        increment: 1,
+        min: 1,
+        max: i64::MAX,
+        cache: 1,
+        cycle: false,
+        owner: None,
+        position_id: database.next_table_id().0,
+    }
+}

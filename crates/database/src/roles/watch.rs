@@ -1,0 +1,148 @@
+//! The thread that looks at other hosts: whether the primary can go on, whether others took this host's term or life for over,
+//! and who is dead, so that what it had is free.
+
+use super::{HostRole, Roles};
+use crate::config::PoolRole;
+use crate::pool_host::PoolHost;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result};
+use tidepool_pool::liveness::{Finding, Watcher};
+use tidepool_pool::words::{Reign, TermState};
+
+/// Between two looks: a primary that is killed is noticed sooner, as the kernel wakes the thread.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Between two looks for hosts that have died.
+const BURY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long a process that was sent a signal is waited for at a time.
+const END_WAIT: Duration = Duration::from_millis(20);
+
+/// The term that is to be ended by a host that is to be primary where there is none. `None`: its primary is alive. Waits until
+/// either is known.
+pub(super) fn term_to_end(host: &PoolHost, watcher: &mut Watcher, silence: Duration) -> Result<Option<Reign>> {
+    let mut first = None;
+    loop {
+        let seen = host.member().reign()?;
+        let Some(primary) = host.host_of(seen)? else { return Ok(Some(seen)) };
+        let beats = host.beats_of(primary)?;
+        let findings = watcher.look(silence)?;
+        match findings.iter().find(|(there, _)| *there == primary) {
+            // Its slot has another life, or none.
+            None => return Ok(Some(seen)),
+            Some((_, Finding::Dead(_) | Finding::Silent)) => return Ok(Some(seen)),
+            Some((_, Finding::Alive)) => {}
+        }
+        // It has beaten since it was looked at first.
+        if *first.get_or_insert((primary, beats)) != (primary, beats) {
+            return Ok(None);
+        }
+        watcher.wait_for_end(primary, LOOK_INTERVAL.min(silence / 8))?;
+    }
+}
+
+pub(super) fn start(roles: &Arc<Roles>, watcher: Watcher) -> Result<()> {
+    let of_thread = Arc::clone(roles);
+    let thread = std::thread::Builder::new()
+        .name("pool".to_owned())
+        .spawn(move || watch(&of_thread, watcher))
+        .map_err(|error| Error::io("start the thread that watches the pool", &error))?;
+    roles.state.lock().threads.push(thread);
+    Ok(())
+}
+
+fn watch(roles: &Roles, mut watcher: Watcher) {
+    let (mut failing, mut last_burial) = (false, Instant::now());
+    loop {
+        if roles.state.lock().stopped {
+            return;
+        }
+        let mut look = || -> Result<()> {
+            roles.host().stop_if_dead()?;
+            // Says that it is fenced, if it is.
+            let _ = roles.check();
+            if last_burial.elapsed() >= BURY_INTERVAL {
+                last_burial = Instant::now();
+                roles.host().bury_the_dead(&mut watcher)?;
+            }
+            roles.confirm_predecessor(&mut watcher)?;
+            match roles.role() {
+                HostRole::Following => roles.look_at_primary(&mut watcher),
+                _ => {
+                    let mut state = roles.state.lock();
+                    if !state.stopped {
+                        roles.changed.wait_for(&mut state, LOOK_INTERVAL);
+                    }
+                    Ok(())
+                }
+            }
+        };
+        match look() {
+            Ok(()) => failing = false,
+            Err(error) => {
+                // Once until it works again.
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!("could not look at the pool's other hosts: {error}");
+                }
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+        }
+    }
+}
+
+impl Roles {
+    /// Looks whether the primary can go on, for as long as one look lasts.
+    fn look_at_primary(&self, watcher: &mut Watcher) -> Result<()> {
+        let seen = self.host().member().reign()?;
+        let Some(primary) = self.host().host_of(seen)? else {
+            // It has handed its term in, or none had one yet; or it is so dead that its slot is free.
+            let is_over = seen.state == TermState::Ended;
+            if !is_over || self.begins_as != PoolRole::Standby {
+                self.suspect(seen);
+            }
+            let mut state = self.state.lock();
+            if !state.stopped {
+                self.changed.wait_for(&mut state, LOOK_INTERVAL);
+            }
+            return Ok(());
+        };
+        let time = LOOK_INTERVAL.min(self.host_timeout / 8);
+        let has_ended = watcher.wait_for_end(primary, time)?;
+        let findings = watcher.look(self.host_timeout)?;
+        let finding = findings.iter().find(|(there, _)| *there == primary).map(|(_, finding)| *finding);
+        if has_ended || !matches!(finding, Some(Finding::Alive)) {
+            tracing::warn!(term = seen.term.0, "the primary, {primary}, is dead or silent");
+            self.suspect(seen);
+            let mut state = self.state.lock();
+            if self.role() == HostRole::Following && !state.stopped {
+                self.changed.wait_for(&mut state, LOOK_INTERVAL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that whom this host took over from is known to be dead: one that was stopped is ended.
+    fn confirm_predecessor(&self, watcher: &mut Watcher) -> Result<()> {
+        let Some(predecessor) = self.state.lock().predecessor else { return Ok(()) };
+        if predecessor == self.host().member().host() || !self.host().is_there(predecessor)? {
+            self.state.lock().predecessor = None;
+            return Ok(());
+        }
+        let finding = watcher.look(self.host_timeout)?.into_iter().find(|(there, _)| *there == predecessor);
+        match finding {
+            Some((_, Finding::Dead(death))) => {
+                watcher.bury(predecessor, &death)?;
+            }
+            Some((_, Finding::Silent)) => {
+                if let Some(death) = watcher.kill(predecessor, END_WAIT)? {
+                    tracing::warn!("{predecessor}, which was silent, was killed");
+                    watcher.bury(predecessor, &death)?;
+                }
+            }
+            // It is told by its next look at the term, and ends by itself.
+            _ => {}
+        }
+        Ok(())
+    }
+}
