@@ -33,7 +33,7 @@ struct Following {
 enum Outcome {
     Primary,
     /// Another host was quicker.
-    Follows(Following),
+    Follows(Box<Following>),
 }
 
 impl Database {
@@ -61,7 +61,7 @@ impl Database {
                     watch::start(&roles, watcher)?;
                     return Ok(database);
                 }
-                Outcome::Follows(back) => following = back,
+                Outcome::Follows(back) => following = *back,
             }
         }
         // Statements are to see what there is by now.
@@ -99,7 +99,7 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
             let seen = seen.map_or_else(|| member.reign(), Ok);
             match seen.and_then(|seen| following.take_over(&database, seen)) {
                 Ok(Outcome::Primary) => return,
-                Ok(Outcome::Follows(back)) => following = back,
+                Ok(Outcome::Follows(back)) => following = *back,
                 Err(error) => return roles.fail(&error),
             }
             last_news = Instant::now();
@@ -176,7 +176,7 @@ impl Following {
                 tracing::info!("another host took over first");
                 roles.host().advance(HostState::Following)?;
                 roles.set_role_from(&[HostRole::TakingOver], HostRole::Following);
-                return Ok(Outcome::Follows(Following { roles, follower, tail: *tail, needed }));
+                return Ok(Outcome::Follows(Box::new(Following { roles, follower, tail: *tail, needed })));
             }
         };
         crash_point("role.sealed");
