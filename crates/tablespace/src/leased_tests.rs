@@ -429,4 +429,74 @@ mod over_files {
         }
         assert_eq!(count(&pool, "free"), 64);
     }
+
+    /// What one host put into the pool another one reads where it lies, by the places alone, in whatever order it comes upon
+    /// them and as often; and it stays when both let go of it.
+    #[test]
+    fn another_host_reads_what_was_published_where_it_lies() {
+        let (place, pool) = place(65);
+        let other = Arc::new(Pool::open(&Location::File(place.path.clone())).unwrap());
+        let followed = |id, member: &Arc<Member>| {
+            let config = TablespaceConfig { location: Location::Pool, size_bytes: None, ..config("t", 0) };
+            let options = LeaseOptions { publishes: true, guards: true, keeps: true };
+            Tablespace::open_leased(TablespaceId(id), config, member, options).unwrap()
+        };
+        let (one, two) = (join(&pool, "a"), join(&other, "a"));
+        let (first, second) = (followed(3, &one), followed(4, &two));
+        let mut written: Vec<(Region, u8)> = Vec::new();
+        for (number, len) in [MIB / 2, 5 * MIB, 100, 3 * MIB, 7, MIB, 2 * MIB, 4 * MIB + 5].into_iter().enumerate() {
+            let mut region = first.allocate(len, Purpose::Main).unwrap();
+            region.fill(number as u8 + 1);
+            region.publish();
+            written.push((region, number as u8 + 1));
+        }
+        let places: Vec<_> = written.iter().map(|(region, fill)| (region.pool_place().unwrap(), *fill)).collect();
+        assert!(places.iter().any(|(place, _)| place.extents.len() > 1));
+        // The shortest first: longer ones that share an extent come later, and once more as if a log named them twice.
+        let mut by_len: Vec<_> = places.iter().chain(&places).collect();
+        by_len.sort_by_key(|(place, _)| place.len);
+        let attached: Vec<(Region, u8)> = std::thread::scope(|scope| {
+            let attach = |(place, fill): &(PoolPlace, u8)| (second.attach_published(place).unwrap(), *fill);
+            let threads: Vec<_> = by_len
+                .chunks(5)
+                .map(|places| scope.spawn(move || places.iter().map(|place| attach(place)).collect::<Vec<_>>()))
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let are_right = |all: &[(Region, u8)]| all.iter().all(|(region, fill)| region.iter().all(|byte| byte == fill));
+        assert!(are_right(&attached));
+        let mapped = |space: &Tablespace| {
+            let mut extents = space.mapped_extents();
+            extents.sort_unstable_by_key(|extent| extent.0);
+            extents.dedup();
+            extents
+        };
+        assert_eq!(mapped(&first), mapped(&second));
+        let named = mapped(&first).len() as u64;
+        // Both let go of it. Nothing goes back, and what was being filled is published.
+        drop((written, first));
+        assert!(are_right(&attached));
+        assert_eq!((count(&pool, "filling"), count(&pool, "shared")), (0, named));
+        drop(attached);
+        assert_eq!(second.used_bytes(), 0);
+        assert!(second.mapped_extents().is_empty());
+        assert_eq!(count(&pool, "shared"), named);
+        let (place, fill) = &places[1];
+        let again = second.attach_published(place).unwrap();
+        assert!(again.iter().all(|byte| byte == fill));
+        assert!(check_pool(&pool, true).unwrap().is_clean());
+        // What is no place is refused, and changes nothing.
+        for (extents, offset, len) in [
+            (vec![Extent(1 << 20)], 0, 100),
+            (place.extents.clone(), 1, 5 * MIB),
+            (place.extents.clone(), 0, 100),
+            (vec![], 0, 0),
+            (vec![place.extents[0]], 4096, 2 * MIB),
+        ] {
+            let error = second.attach_published(&PoolPlace { extents, offset, len: len as u64 }).unwrap_err();
+            assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+        }
+        drop(again);
+        assert!(second.mapped_extents().is_empty());
+    }
 }

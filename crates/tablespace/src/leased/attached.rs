@@ -67,18 +67,29 @@ impl Tablespace {
         if !is_right || !place.extents.iter().all(|extent| leased.lessor.has(*extent)) {
             return Err(wrong());
         }
-        let known = leased.attached.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let known = known.get(&place.extents[0]).copied();
+        let known = {
+            let attached = leased.attached.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            attached.get(&place.extents[0]).copied()
+        };
         let first;
         {
             let mut growing = leased.grow().ok_or_else(|| Error::internal("a place is attached within a lease"))?;
             let growth = &mut *growing.growth;
             let is_there = |first: &usize| is_mapped(growth, *first, &place.extents);
-            first = match known.filter(is_there) {
+            let pages = place.offset as usize / PAGE_BYTES..end.div_ceil(PAGE_BYTES as u64) as usize;
+            // Whoever comes upon a place twice has it twice: what was published never changes.
+            let is_nobodys = |first: &usize| {
+                let start = first * leased.stripe_pages();
+                lock(&leased.books[Class::Main as usize - 1]).used_in(start + pages.start..start + pages.end) == 0
+            };
+            first = match known.filter(is_there).filter(is_nobodys) {
                 Some(first) => first,
                 None => {
                     let count = place.extents.len();
-                    let first = self.hole(leased, growth, count, 0).ok_or_else(|| self.full(len as usize))?;
+                    // Behind all others there mostly is room, which need not be looked for.
+                    let behind = Some(growth.end).filter(|end| end + count <= leased.stripes);
+                    let first = behind.or_else(|| self.hole(leased, growth, count, 0));
+                    let first = first.ok_or_else(|| self.full(len as usize))?;
                     for (stripe, extent) in (first..).zip(&place.extents) {
                         if !self.attach_at(leased, growth, stripe, *extent) {
                             (first..stripe).for_each(|stripe| self.let_go(leased, growth, stripe));
@@ -91,17 +102,11 @@ impl Tablespace {
             let start = first * leased.stripe_pages() + place.offset as usize / PAGE_BYTES;
             let run = start..start + (len as usize).div_ceil(PAGE_BYTES);
             let mut extents = lock(&leased.books[Class::Main as usize - 1]);
-            if extents.used_in(run.clone()) > 0 {
-                drop(extents);
-                for stripe in first..first + place.extents.len() {
-                    self.let_go_if_idle(leased, growth, stripe);
-                }
-                return Err(Error::internal("a place in the pool is attached twice"));
-            }
             extents.open(run.clone());
             extents.set_touched(run.clone(), true);
             let is_taken = extents.take_at(run.clone());
             debug_assert!(is_taken, "its pages were just opened");
+            extents.close_open(run.clone());
             self.add_attached((run.len() * PAGE_BYTES) as u64);
         }
         leased.attached.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(place.extents[0], first);
@@ -119,6 +124,29 @@ impl Tablespace {
     pub fn take_left(&self) -> Vec<Extent> {
         let Some(leased) = self.leased.as_deref() else { return Vec::new() };
         std::mem::take(&mut *leased.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Whether other hosts read what is main here.
+    pub fn is_followed(&self) -> bool {
+        self.leased.as_deref().is_some_and(|leased| leased.keeps && leased.is_written_once(Class::Main))
+    }
+
+    /// The extents of main that are mapped here: something in them is used.
+    pub fn mapped_extents(&self) -> Vec<Extent> {
+        let Some(leased) = self.leased.as_deref() else { return Vec::new() };
+        let mut mapped = Vec::new();
+        loop {
+            // Not under the lock.
+            mapped.clear();
+            mapped.reserve(leased.held.load(Ordering::Relaxed) + 64);
+            let Some(growing) = leased.grow() else { return mapped };
+            let leases = growing.growth.leases[..growing.growth.end].iter().filter_map(|bits| Lease::of(*bits));
+            let mut of_main = leases.filter(|lease| lease.class == Class::Main).map(|lease| lease.extent);
+            mapped.extend(of_main.by_ref().take(mapped.capacity()));
+            if of_main.next().is_none() {
+                return mapped;
+            }
+        }
     }
 
     /// Maps another host's extent at a stripe, to be read alone.
