@@ -17,7 +17,11 @@ use crate::format::{
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_pool::layout::SEGMENTS;
+
+/// How many looks of a reader that waits in vain look in all places.
+const LOOKS_EVERYWHERE: u32 = 64;
 
 /// What is read at a time, and so what is held in memory of it: more than the largest block.
 const WINDOW_BYTES: usize = 4 << 20;
@@ -43,8 +47,9 @@ pub trait Source: Send + Debug {
     /// Segment `number` of `term`, if there is one.
     fn segment(&self, term: u64, number: u64) -> Result<Option<Arc<dyn LogSegment>>>;
 
-    /// Which the next segment of `term` after `number` may be, in the order in which they are to be tried.
-    fn next_numbers(&self, term: u64, number: u64) -> Result<Vec<u64>>;
+    /// Which the next segment of `term` after `number` may be, in the order in which they are to be tried. `everywhere`: also
+    /// behind places that are free, where a late entry of another term may have been.
+    fn next_numbers(&self, term: u64, number: u64, everywhere: bool) -> Result<Vec<u64>>;
 
     /// The terms that may follow `term`, with their first segments, in the order in which they are to be tried.
     fn next_terms(&self, term: u64) -> Result<Vec<(u64, u64)>>;
@@ -52,6 +57,9 @@ pub trait Source: Send + Debug {
     /// What is known of `term`. Whatever of it was read before the call was read before the look. `near`: the segment that
     /// was read last.
     fn verdict(&self, term: u64, near: u64) -> Result<Verdict>;
+
+    /// 55000: the log does not go back to `term` any more, or not that far into it.
+    fn too_old(&self, term: u64) -> Error;
 }
 
 /// A place between two blocks.
@@ -67,6 +75,8 @@ pub(crate) struct Cursor {
     pub chain: u64,
     /// A first segment is taken as it is found: what it names as its chain is that.
     is_anywhere: bool,
+    /// Looks for the next segment in all places.
+    pub looks_everywhere: bool,
 }
 
 /// A block that was read into a buffer.
@@ -84,7 +94,8 @@ pub(crate) struct Block {
 impl Cursor {
     /// Before the first block of the log.
     pub fn at_start(identity: DatabaseIdentity) -> Cursor {
-        Cursor { identity, term: 0, number: 0, segment: None, offset: 0, chain: 0, is_anywhere: false }
+        let (segment, is_anywhere, looks_everywhere) = (None, false, false);
+        Cursor { identity, term: 0, number: 0, segment, offset: 0, chain: 0, is_anywhere, looks_everywhere }
     }
 
     /// Before a segment, whatever was before it.
@@ -123,7 +134,8 @@ impl Cursor {
                     return Ok(Some(Block { term, number, header, range, begins: None }));
                 }
             }
-            for number in source.next_numbers(self.term, self.number)? {
+            let everywhere = self.looks_everywhere || limit.is_some();
+            for number in source.next_numbers(self.term, self.number, everywhere)? {
                 if let Some(block) = self.enter(source, self.term, number, limit, buffer)? {
                     return Ok(Some(block));
                 }
@@ -173,6 +185,7 @@ impl Cursor {
             offset: block.end().next_multiple_of(BLOCK_ALIGNMENT),
             chain,
             is_anywhere: false,
+            looks_everywhere: self.looks_everywhere,
         };
         Ok(Some(Block { term, number, header: block, range, begins: Some(header) }))
     }
@@ -230,32 +243,61 @@ impl Cursor {
         Ok(())
     }
 
+    /// As `run`, over blocks whose writer may not have come to making them durable: they are, before anything rests on them.
+    pub fn run_and_persist(&mut self, source: &dyn Source) -> Result<()> {
+        self.persist_to_here(0)?;
+        let mut buffer = Vec::new();
+        while let Some(block) = self.next(source, None, &mut buffer)? {
+            self.persist_to_here(if block.begins.is_some() { 0 } else { block.header.position.offset() })?;
+            buffer.clear();
+        }
+        Ok(())
+    }
+
+    /// Of the segment, from `start` on.
+    fn persist_to_here(&self, start: usize) -> Result<()> {
+        match &self.segment {
+            Some(segment) => segment.persist(start, self.offset - start),
+            None => Ok(()),
+        }
+    }
+
     /// XX001 if something behind this place says that a block here was durable once. A host that has lost the term does not
     /// write so: its block is not durable before it has looked.
     pub fn check_end(&self, source: &dyn Source) -> Result<()> {
         let Some(segment) = self.segment.clone() else { return Ok(()) };
-        self.look_for_newer(source, &*segment, self.number, self.offset)?;
-        for number in source.next_numbers(self.term, self.number)? {
+        self.look_for_newer(source, &*segment, self.term, self.number, self.offset)?;
+        for number in source.next_numbers(self.term, self.number, true)? {
             if let Some(segment) = source.segment(self.term, number)? {
-                self.look_for_newer(source, &*segment, number, SEGMENT_HEADER_BYTES)?;
+                self.look_for_newer(source, &*segment, self.term, number, SEGMENT_HEADER_BYTES)?;
             }
         }
         Ok(())
     }
 
-    fn look_for_newer(&self, source: &dyn Source, segment: &dyn LogSegment, number: u64, from: usize) -> Result<()> {
+    /// XX001 if a block of `term` in a segment, or in one in its place, was written after the log behind this place was
+    /// durable.
+    pub fn look_for_newer(
+        &self,
+        source: &dyn Source,
+        segment: &dyn LogSegment,
+        term: u64,
+        number: u64,
+        from: usize,
+    ) -> Result<()> {
         let mut bytes = vec![0; source.segment_bytes().saturating_sub(from)];
         let count = segment.read(from, &mut bytes)?;
         let here = self.position();
         for line in (0..count.saturating_sub(BLOCK_HEADER_BYTES - 1)).step_by(BLOCK_ALIGNMENT) {
             let Some(header) = BlockHeader::peek(&bytes[line..]) else { continue };
-            let is_newer = header.position == LogPosition::new(number, from + line)
-                && header.durable > here
-                && header.verify(&bytes[line..count], self.identity).is_some();
+            let is_its = header.position.offset() == from + line
+                && header.position.segment() % SEGMENTS as u64 == number % SEGMENTS as u64;
+            let is_newer =
+                is_its && header.durable > here && header.verify(&bytes[line..count], self.identity).is_some();
             if is_newer {
-                return Err(damaged(source, self.term, here).with_detail(format!(
-                    "There is no valid record there, but byte {} of segment {number} was written after it was durable.",
-                    from + line
+                return Err(damaged(source, term, here).with_detail(format!(
+                    "There is no valid record there, but {} was written after it was durable.",
+                    header.position
                 )));
             }
         }
@@ -272,11 +314,14 @@ pub(crate) fn damaged(source: &dyn Source, term: u64, here: LogPosition) -> Erro
     ))
 }
 
-/// The header of a segment, whatever it is.
+/// The header of a segment, whatever it is. What was another database's has none.
 pub(crate) fn header_of(segment: &dyn LogSegment, identity: DatabaseIdentity) -> Result<Option<SegmentHeader>> {
     let mut bytes = [0; 2 * BLOCK_ALIGNMENT];
     let count = segment.read(0, &mut bytes)?;
-    SegmentHeader::read(&bytes[..count], identity, "of a pool")
+    match SegmentHeader::read(&bytes[..count], identity, "of a pool") {
+        Err(error) if error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => Ok(None),
+        read => read,
+    }
 }
 
 /// The header of a segment, if it is begun under this number in this term.
@@ -315,12 +360,20 @@ pub(crate) struct Blocks<S> {
     pub buffer: Vec<u8>,
     pub blocks: Vec<Block>,
     window_bytes: usize,
+    /// Looks in vain, one after the other.
+    idle: u32,
 }
 
 impl<S: Source> Blocks<S> {
     pub fn new(source: S, cursor: Cursor) -> Blocks<S> {
         let (buffer, blocks, window_bytes) = (Vec::new(), Vec::new(), WINDOW_BYTES);
-        Blocks { source, cursor, limit: None, buffer, blocks, window_bytes }
+        Blocks { source, cursor, limit: None, buffer, blocks, window_bytes, idle: 0 }
+    }
+
+    /// Reads again from a place before.
+    pub fn restart(&mut self, cursor: Cursor) {
+        self.undo(cursor);
+        self.limit = None;
     }
 
     #[cfg(test)]
@@ -334,13 +387,14 @@ impl<S: Source> Blocks<S> {
             self.buffer.clear();
             self.blocks.clear();
             let before = self.cursor.clone();
+            self.cursor.looks_everywhere = self.idle % LOOKS_EVERYWHERE == LOOKS_EVERYWHERE - 1;
             self.fill()?;
+            self.idle = if self.blocks.is_empty() { self.idle.wrapping_add(1) } else { 0 };
             let (term, number) = (self.cursor.term, self.cursor.number);
             if self.limit.is_some() {
                 if !self.blocks.is_empty() {
                     return Ok(Came::Blocks);
                 }
-                // A cursor that is not within the term yet has nothing of it to come.
                 if Some(self.cursor.position()) != self.limit {
                     return Err(damaged(&self.source, term, self.cursor.position())
                         .with_detail("The term ended behind this place, and there is no valid record."));
@@ -353,7 +407,7 @@ impl<S: Source> Blocks<S> {
             }
             // After the blocks were seen.
             match self.source.verdict(term, number)? {
-                Verdict::Settled if self.blocks.is_empty() => return Ok(Came::Nothing),
+                Verdict::Settled if self.blocks.is_empty() => return self.check_place().map(|()| Came::Nothing),
                 Verdict::Settled => return Ok(Came::Blocks),
                 Verdict::Ending => {
                     self.undo(before);
@@ -361,11 +415,31 @@ impl<S: Source> Blocks<S> {
                 }
                 Verdict::Ended(end) => {
                     self.undo(before);
+                    if !self.cursor.is_within() && end.is_none_or(|end| end.segment() < number) {
+                        return Err(self.no_block());
+                    }
                     // Of a term without a block, nothing was read before.
                     self.limit = Some(end.unwrap_or(self.cursor.position()));
                 }
             }
         }
+    }
+
+    /// There is nothing new at this place of a term that goes on. 55000 where the segment went from under the reader.
+    fn check_place(&self) -> Result<()> {
+        let Cursor { term, number, .. } = self.cursor;
+        match self.source.segment(term, number)? {
+            None => Err(self.source.too_old(term)),
+            // A segment that a checkpoint names has a block.
+            Some(_) if !self.cursor.is_within() => Err(self.no_block()),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn no_block(&self) -> Error {
+        let Cursor { term, number, .. } = self.cursor;
+        damaged(&self.source, term, LogPosition::new(number, SEGMENT_HEADER_BYTES))
+            .with_detail("A checkpoint says that the log is needed from there, and there is no valid record.")
     }
 
     fn undo(&mut self, before: Cursor) {

@@ -53,6 +53,11 @@ pub trait LogDevice: Send + Sync + Debug {
     /// Removes a segment, durably.
     fn remove(&self, number: u64) -> Result<()>;
 
+    /// All that is superfluous by now was removed. A device that others read gives it back where they let it go.
+    fn all_removed(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The lines that `write_note` wrote, as far as they are there, whatever is in them.
     fn notes(&self) -> Result<Vec<[u8; NOTE_BYTES]>>;
 
@@ -65,6 +70,12 @@ pub trait LogSegment: Send + Sync + Debug {
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<usize>;
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Makes bytes durable that another writer left, which may not have come to that.
+    fn persist(&self, offset: usize, len: usize) -> Result<()> {
+        let _ = (offset, len);
+        Ok(())
+    }
 
     /// Makes all that was written durable, and the log's own for good: after this, it may be acknowledged. After an error
     /// nobody knows what is.

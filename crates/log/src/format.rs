@@ -234,6 +234,13 @@ impl SegmentHeader {
         put(bytes, 0, checksum);
     }
 
+    /// Of this format, of any database.
+    pub fn read_any(bytes: &[u8]) -> Option<SegmentHeader> {
+        let mut found = DatabaseIdentity([0; 16]);
+        found.0.copy_from_slice(bytes.get(32..48)?);
+        SegmentHeader::read(bytes, found, "").ok().flatten()
+    }
+
     /// `None`: there is no header, or it is damaged. An error: it is another release's, or another database's. `name` says
     /// which segment it is.
     pub fn read(bytes: &[u8], identity: DatabaseIdentity, name: &str) -> Result<Option<SegmentHeader>> {

@@ -134,6 +134,12 @@ impl Log {
             written,
             pinned_from: None,
             number_current,
+            current_is_begun: number_current > 0,
+        };
+        // A term's first segment is not the first that ever was.
+        let begun_before = match number_current {
+            0 => start.prepared.first().map_or(0, |first| first.saturating_sub(1)),
+            current => current,
         };
         let log = Arc::new(Log {
             group: Group::new(start.ts_max),
@@ -143,7 +149,7 @@ impl Log {
             appender_next: AtomicU32::new(0),
             participants: AtomicUsize::new(0),
             room: Mutex::new(room),
-            begun_before: AtomicU64::new(number_current),
+            begun_before: AtomicU64::new(begun_before),
             room_made: Condvar::new(),
             upkeep: Mutex::new(()),
             callers: Mutex::default(),
@@ -284,7 +290,8 @@ impl Log {
     pub fn prepare(&self) -> Result<()> {
         let wanted = {
             let current = lock(&self.room).number_current;
-            let begun = current.saturating_sub(self.begun_before.swap(current, Ordering::Relaxed));
+            // `max`: before the first block of a term there is no current one.
+            let begun = current.saturating_sub(self.begun_before.fetch_max(current, Ordering::Relaxed));
             let within = self.config.bytes_max / 8 / self.device.segment_bytes() as u64;
             (2 * begun).min(within).max(1)
         };
@@ -401,7 +408,7 @@ impl Log {
         loop {
             let (number, number_next, is_wanted) = {
                 let room = lock(&self.room);
-                let Some(number) = room.superfluous(ts) else { return Ok(count) };
+                let Some(number) = room.superfluous(ts) else { break };
                 // As it will be without it.
                 let bytes = (room.segments() - 1) * self.device.segment_bytes() as u64;
                 let is_wanted = bytes < self.config.bytes_min || room.prepared.is_empty();
@@ -425,16 +432,13 @@ impl Log {
             self.room_made.notify_all();
             count += 1;
         }
+        self.device.all_removed().map(|()| count)
     }
 
-    /// The first segment that a reader needs who has everything up to `ts`: a later start goes on from there. 0: there is no
-    /// segment yet.
+    /// The first segment that a reader needs who has everything up to `ts`: a later start goes on from there. 0: no segment
+    /// has a block yet.
     pub fn needed_from(&self, ts: CommitTs) -> u64 {
-        let room = lock(&self.room);
-        let last = room.superfluous_to(ts).unwrap_or(0);
-        let needed = room.written.iter().map(|written| written.number).find(|number| *number > last);
-        let next = || room.prepared.front().map(|(number, _)| *number);
-        needed.or(Some(room.number_current).filter(|number| *number > 0)).or_else(next).unwrap_or(0)
+        lock(&self.room).needed_from(ts)
     }
 
     /// Bytes of segments that hold records.

@@ -9,15 +9,20 @@
 //! ([`LogSegment::sync`]). A host that took the term over changed `TERM` before it read the log to its end, so at least one of
 //! the two sees the other. From the first look that fails on, the log of this process acknowledges nothing (57P02).
 //!
-//! Segments go back when a checkpoint is past them: with the root in force then, and no host that reads them. The
-//! checkpoint's root is published before the log is told of it.
+//! Segments go back when a checkpoint is past them: with the root in force then, no host that reads them, and the second
+//! tier past them, too. The checkpoint's root is published before the log is told of it.
+//!
+//! The ring of terms says of the last 32 where they begin and end. What is older the log says itself: the first segment of a
+//! term names the term and the position before it, and the newest seal is the end of all that were before. So any number of
+//! terms may come between two roots.
 
-use crate::blocks::{Source, Verdict, header_of};
+use crate::blocks::{Cursor, Source, Verdict, damaged, header_of};
 use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
-use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, LogPosition};
+use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, LogPosition, SegmentHeader};
 use crate::room::lock;
 use std::convert::Infallible;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_pool::layout::{SEGMENTS, TERMS};
@@ -108,12 +113,16 @@ pub struct PoolDevice<H> {
     host: Arc<H>,
     term: Term,
     upkeep: Mutex<Upkeep>,
+    /// The second tier has not copied the segments from here on.
+    kept_from: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 struct Upkeep {
     /// Segments before it are superfluous to this host.
     first: u64,
+    /// What other hosts were told of that.
+    told: u64,
     /// The newest that was entered.
     newest: u64,
 }
@@ -136,7 +145,14 @@ fn position_of(end: End, near: u64) -> Option<LogPosition> {
 impl<H: PoolHost> PoolDevice<H> {
     /// The log of the term that `reign` began. Segments up to `newest` are earlier terms'.
     pub fn new(host: Arc<H>, reign: Reign, newest: u64) -> PoolDevice<H> {
-        PoolDevice { host, term: reign.term, upkeep: Mutex::new(Upkeep { first: 0, newest }) }
+        let kept_from = Arc::new(AtomicU64::new(u64::MAX));
+        PoolDevice { host, term: reign.term, upkeep: Mutex::new(Upkeep { first: 0, told: 0, newest }), kept_from }
+    }
+
+    /// Segments from this one on stay, whatever checkpoints say: what copies the log into the second tier has it, and raises
+    /// it. None are kept for it at first.
+    pub fn kept_from(&self) -> Arc<AtomicU64> {
+        self.kept_from.clone()
     }
 
     /// Enters the first segment, and begins the term's log there. The host runs after that. 57P02 where the term was ended
@@ -168,8 +184,18 @@ impl<H: PoolHost> PoolDevice<H> {
     }
 
     /// Gives back what is superfluous, as far as other hosts let it go.
-    fn collect(&self, upkeep: &Upkeep) -> Result<()> {
+    fn collect(&self, upkeep: &mut Upkeep) -> Result<()> {
         let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let first = upkeep.first.min(self.kept_from.load(Ordering::Acquire));
+        if first > upkeep.told {
+            // Others go by that once this host is primary no more.
+            host.told(books.need_log_from(host.host(), first))?;
+            upkeep.told = first;
+        }
+        // What it would judge by later is its successor's to judge.
+        if !host.told(books.is_settled(database, self.term))? {
+            return Ok(());
+        }
         let since = host.told(books.load(books.layout.root(database)))?.generation;
         for place in 0..SEGMENTS as u64 {
             let entry = host.told(books.load(books.layout.segment(database, place)))?;
@@ -177,9 +203,8 @@ impl<H: PoolHost> PoolDevice<H> {
             if entry == Entry::NONE || entry.term > self.term {
                 continue;
             }
-            let Some(number) = number_of(place, upkeep.newest).filter(|number| *number < upkeep.first) else {
-                continue;
-            };
+            let number = self.number_at(place, entry, upkeep.newest)?;
+            let Some(number) = number.filter(|number| *number < first) else { continue };
             if !host.told(books.nobody_needs_segment(host.host(), database, number, since))? {
                 continue;
             }
@@ -192,13 +217,31 @@ impl<H: PoolHost> PoolDevice<H> {
         self.collect_unnamed()
     }
 
+    /// What its header says, and of a segment that was not begun what its place can be. An earlier term's late entry may be
+    /// ahead of all that was entered.
+    fn number_at(&self, place: u64, entry: Entry, newest: u64) -> Result<Option<u64>> {
+        let mut bytes = [0; 2 * BLOCK_ALIGNMENT];
+        if !self.host.books().memory.read_bytes(entry.extent, 0, &mut bytes) {
+            return Ok(None);
+        }
+        let header = SegmentHeader::read_any(&bytes);
+        let is_its =
+            |header: &SegmentHeader| header.term == u64::from(entry.term.0) && header.number % SEGMENTS as u64 == place;
+        Ok(match header.filter(is_its) {
+            Some(header) => Some(header.number),
+            None => number_of(place, newest),
+        })
+    }
+
     /// Gives back what dead primaries took for the log and the table does not name.
     fn collect_unnamed(&self) -> Result<()> {
         let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
         let mut unnamed = Vec::new();
         for extent in books.layout.all_extents() {
             let owner = host.told(books.load(books.layout.owner(extent)))?;
-            if matches!(owner, Owner::Orphan { database: of, kind: Kind::Log, .. } if of == database) {
+            let Owner::Orphan { by, database: of, kind: Kind::Log } = owner else { continue };
+            // One that lives may be about to enter it.
+            if of == database && host.told(books.is_gone(by))? {
                 unnamed.push(extent);
             }
         }
@@ -311,13 +354,16 @@ impl<H: PoolHost> LogDevice for PoolDevice<H> {
         self.create(target)
     }
 
-    /// It is superfluous to this host, and all before it. It goes now, or when no other host needs it.
+    /// It is superfluous to this host, and all before it. It goes when no other host needs it.
     fn remove(&self, number: u64) -> Result<()> {
         let mut upkeep = lock(&self.upkeep);
         upkeep.first = upkeep.first.max(number + 1);
-        self.collect(&upkeep)?;
         crash_point("log.segment.removed");
         Ok(())
+    }
+
+    fn all_removed(&self) -> Result<()> {
+        self.collect(&mut lock(&self.upkeep))
     }
 
     /// The log table says which segments there are, and a segment that was begun shows in what follows it.
@@ -371,6 +417,17 @@ impl<H: PoolHost> LogSegment for PoolSegment<H> {
         Ok(())
     }
 
+    /// With the word by which it was found.
+    fn persist(&self, offset: usize, len: usize) -> Result<()> {
+        let books = self.host.books();
+        books.memory.persist_word(books.layout.segment(self.host.database(), self.number).at);
+        books.memory.persist_word(books.layout.first(self.host.database(), self.term).at);
+        match books.memory.persist_bytes(self.extent, offset, len) {
+            true => Ok(()),
+            false => Err(self.host.missing(self.extent)),
+        }
+    }
+
     /// What was stored is in memory that survives the process. The look at `TERM` comes after it.
     fn sync(&self) -> Result<()> {
         if self.host.told(self.host.books().is_settled(self.host.database(), self.term))? {
@@ -401,48 +458,153 @@ impl<H: PoolHost> PoolSource<H> {
         &self.host
     }
 
-    /// The oldest segment that is there, with its term. `None`: there is no log.
+    /// The oldest segment that is there, with its term. `None`: the log is there from its beginning on, or there is none.
+    ///
+    /// It is found from the newest place on that is known to be in the log, as each segment names the one before.
     pub fn oldest(&self, identity: DatabaseIdentity) -> Result<Option<(u64, u64)>> {
-        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
-        let reign = host.told(books.reign(database))?;
-        let mut entries = Vec::new();
-        for place in 0..SEGMENTS as u64 {
-            let entry = host.told(books.load(books.layout.segment(database, place)))?;
-            let term = u64::from(entry.term.0);
-            let Some(segment) = self.segment(term, place)?.filter(|_| entry != Entry::NONE) else { continue };
-            // Its header says which of those at this place it is; without one it was not begun.
-            if let Some(header) = header_of(&*segment, identity)?
-                && header.term == term
-                && header.number % SEGMENTS as u64 == place
-            {
-                entries.push((entry.term, header.number));
+        loop {
+            let newest = self.newest_term()?;
+            let oldest = self.oldest_by(identity);
+            // Otherwise lines of the ring may have been other terms' when they were read.
+            if self.newest_term()? == newest {
+                return oldest;
             }
         }
-        for term in (1..=reign.term.0).rev().take(TERMS).collect::<Vec<_>>().into_iter().rev().map(Term) {
-            let Some(first) = host.told(books.first_segment(database, term))? else { continue };
-            let end = host.told(books.end_of(database, term))?;
-            if end == Some(End::Empty) {
-                continue;
-            }
-            // What a host entered behind its seal is no part of the log. A term has no segment before its first.
-            let is_before_end = |number: u64| {
-                let end = end.and_then(|end| position_of(end, number));
-                number >= first && end.is_none_or(|end| number <= end.segment())
-            };
-            let of_term = entries.iter().filter(|(of, number)| *of == term && is_before_end(*number));
-            if let Some((_, number)) = of_term.min() {
-                return Ok(Some((term.0.into(), *number)));
-            }
-        }
-        Ok(None)
     }
 
-    fn too_old(&self, term: u64) -> Error {
-        Error::new(
-            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("the log of term {term} is not in {} any more", self.host.pool_name()),
-        )
-        .with_hint("Start this host again: it attaches to the newest checkpoint.")
+    fn oldest_by(&self, identity: DatabaseIdentity) -> Result<Option<(u64, u64)>> {
+        let mut at = self.newest_begun(identity)?;
+        let mut oldest = None;
+        while let Some((term, number)) = at {
+            let Some(segment) = self.segment(term, number)? else { break };
+            let Some(header) = header_of(&*segment, identity)? else {
+                return Err(damaged(self, term, LogPosition::new(number, 0)).with_detail("The segment has no header."));
+            };
+            if (header.term, header.number) != (term, number) {
+                break;
+            }
+            let before = (header.previous_term, header.previous_end.segment());
+            if before.1 == 0 {
+                return Ok(None);
+            }
+            (oldest, at) = (at, Some(before));
+        }
+        Ok(oldest)
+    }
+
+    fn newest_term(&self) -> Result<u32> {
+        Ok(self.host.told(self.host.books().reign(self.host.database()))?.term.0)
+    }
+
+    /// The newest segment with a block that is known to be in the log, with its term.
+    fn newest_begun(&self, identity: DatabaseIdentity) -> Result<Option<(u64, u64)>> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let sealed = host.told(books.newest_seal(database))?;
+        // A term begins its log when all before are sealed.
+        let open = sealed.map_or(1, |(term, _)| u64::from(term.0) + 1);
+        // The first of its segments may have gone by now.
+        for number in self.numbers_of(identity, open)?.into_iter().rev() {
+            let mut cursor = Cursor::before_segment(identity, open, number);
+            if cursor.next(self, None, &mut Vec::new())?.is_some() {
+                return Ok(Some((open, number)));
+            }
+        }
+        sealed.map_or(Ok(None), |(_, end)| self.segment_at(identity, end))
+    }
+
+    /// The segments of a term that are begun, in ascending order.
+    fn numbers_of(&self, identity: DatabaseIdentity, term: u64) -> Result<Vec<u64>> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let mut numbers = Vec::new();
+        for place in 0..SEGMENTS as u64 {
+            let entry = host.told(books.load(books.layout.segment(database, place)))?;
+            if entry == Entry::NONE || u64::from(entry.term.0) != term {
+                continue;
+            }
+            let Some(segment) = self.segment(term, place)? else { continue };
+            let header = header_of(&*segment, identity)?;
+            let its = header.filter(|header| header.term == term && header.number % SEGMENTS as u64 == place);
+            numbers.extend(its.map(|header| header.number));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The segment that a seal names, with its term, which may be an earlier one than the seal's.
+    fn segment_at(&self, identity: DatabaseIdentity, end: End) -> Result<Option<(u64, u64)>> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let End::At { number_low, .. } = end else { return Ok(None) };
+        let place = u64::from(number_low) % SEGMENTS as u64;
+        let entry = host.told(books.load(books.layout.segment(database, place)))?;
+        let term = u64::from(entry.term.0);
+        // The last segment of all stays until another has a block.
+        let found = self.segment(term, place)?;
+        let found = found.map(|segment| header_of(&*segment, identity)).transpose()?.flatten();
+        let is_it = |header: &SegmentHeader| {
+            header.term == term && position_of(end, header.number).is_some_and(|end| end.segment() == header.number)
+        };
+        match found.filter(is_it) {
+            Some(header) => Ok(Some((term, header.number))),
+            None => Err(Error::corrupted(format!("the log in {} is damaged", self.name()))
+                .with_detail(format!("It ended in a segment at place {place} of the log table, which is not there."))),
+        }
+    }
+
+    /// How a term ended that the ring still speaks of. `Some(None)`: it has no block, and its seal is the end of one before.
+    pub(crate) fn end_of(&self, term: u64, near: u64) -> Result<Option<Option<LogPosition>>> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let of = Term(term as u32);
+        let Some(end) = host.told(books.end_of(database, of))? else { return Ok(None) };
+        // A term that never began a log has no first segment.
+        let first = host.told(books.first_segment(database, of))?;
+        let end = first.and_then(|first| position_of(end, near.max(first)).filter(|end| end.segment() >= first));
+        // The word between was the term's, too, if the seal still is.
+        Ok(host.told(books.end_of(database, of))?.map(|_| end))
+    }
+
+    /// The first segment of the last of the terms that go on from `term`, with the position from which it does: of several
+    /// all but the last have no block.
+    fn following(&self, term: u64) -> Result<Option<(u64, SegmentHeader)>> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let mut found: Option<(u64, SegmentHeader)> = None;
+        for place in 0..SEGMENTS as u64 {
+            let entry = host.told(books.load(books.layout.segment(database, place)))?;
+            let of = u64::from(entry.term.0);
+            if of <= term || found.as_ref().is_some_and(|(last, _)| of <= *last) {
+                continue;
+            }
+            let mut bytes = [0; 2 * BLOCK_ALIGNMENT];
+            if !books.memory.read_bytes(entry.extent, 0, &mut bytes) {
+                return Err(host.missing(entry.extent));
+            }
+            let goes_on = |header: &SegmentHeader| {
+                header.term == of && header.number % SEGMENTS as u64 == place && header.previous_term == term
+            };
+            if let Some(header) = SegmentHeader::read_any(&bytes).filter(goes_on) {
+                found = Some((of, header));
+            }
+        }
+        Ok(found)
+    }
+
+    /// How a term ended whose line of the ring is a later one's.
+    fn verdict_of_old(&self, term: u64, near: u64) -> Result<Verdict> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        if let Some((_, header)) = self.following(term)? {
+            return Ok(Verdict::Ended(Some(header.previous_end)));
+        }
+        // No term since has a block: the newest seal is this one's, too.
+        let Some((sealed, end)) = host.told(books.newest_seal(database))? else { return Ok(Verdict::Ending) };
+        if u64::from(sealed.0) < term {
+            return Ok(Verdict::Ending);
+        }
+        let Some(end) = position_of(end, near) else { return Ok(Verdict::Ended(None)) };
+        let entry = host.told(books.load(books.layout.segment(database, end.segment())))?;
+        match u64::from(entry.term.0).cmp(&term) {
+            std::cmp::Ordering::Equal => Ok(Verdict::Ended(Some(end))),
+            std::cmp::Ordering::Less if entry != Entry::NONE => Ok(Verdict::Ended(None)),
+            _ => Err(self.too_old(term)),
+        }
     }
 }
 
@@ -465,17 +627,17 @@ impl<H: PoolHost> Source for PoolSource<H> {
     }
 
     /// A writer passes over places that other terms have, and prepares some segments ahead. Behind the first place that is
-    /// free there are none of its.
-    fn next_numbers(&self, term: u64, number: u64) -> Result<Vec<u64>> {
+    /// free there are none of its, but where a late entry of another term was and went.
+    fn next_numbers(&self, term: u64, number: u64, everywhere: bool) -> Result<Vec<u64>> {
         const AHEAD: usize = 64;
         let (host, books) = (&*self.host, self.host.books());
         let mut numbers = Vec::new();
         for next in number + 1..number + SEGMENTS as u64 {
             let entry = host.told(books.load(books.layout.segment(host.database(), next)))?;
-            if entry == Entry::NONE || numbers.len() == AHEAD {
+            if entry == Entry::NONE && !everywhere || numbers.len() == AHEAD {
                 break;
             }
-            if u64::from(entry.term.0) == term {
+            if entry != Entry::NONE && u64::from(entry.term.0) == term {
                 numbers.push(next);
             }
         }
@@ -484,17 +646,16 @@ impl<H: PoolHost> Source for PoolSource<H> {
 
     fn next_terms(&self, term: u64) -> Result<Vec<(u64, u64)>> {
         let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
-        let newest = host.told(books.reign(database))?.term;
-        if u64::from(newest.0) >= term + TERMS as u64 && term > 0 {
-            return Err(self.too_old(term));
+        let newest = self.newest_term()?;
+        if u64::from(newest) >= term + TERMS as u64 {
+            return Ok(self.following(term)?.map(|(next, header)| (next, header.number)).into_iter().collect());
         }
-        let first = if term > 0 { term as u32 + 1 } else { newest.0.saturating_sub(TERMS as u32 - 1).max(1) };
-        for next in (first..=newest.0).map(Term) {
-            if host.told(books.end_of(database, next))? == Some(End::Empty) {
+        for next in (term as u32 + 1..=newest).map(Term) {
+            let first = host.told(books.first_segment(database, next))?;
+            if self.end_of(next.0.into(), 0)? == Some(None) {
                 continue;
             }
             // One that has not begun, or whose end is not known yet.
-            let first = host.told(books.first_segment(database, next))?;
             return Ok(first.map(|number| (next.0.into(), number)).into_iter().collect());
         }
         Ok(Vec::new())
@@ -506,13 +667,21 @@ impl<H: PoolHost> Source for PoolSource<H> {
         if host.told(books.is_settled(database, of))? {
             return Ok(Verdict::Settled);
         }
-        match host.told(books.end_of(database, of))? {
-            Some(end) => Ok(Verdict::Ended(position_of(end, near))),
-            None if u64::from(host.told(books.reign(database))?.term.0) >= term + TERMS as u64 => {
-                Err(self.too_old(term))
-            }
-            None => Ok(Verdict::Ending),
+        if let Some(end) = self.end_of(term, near)? {
+            return Ok(Verdict::Ended(end));
         }
+        match u64::from(self.newest_term()?) >= term + TERMS as u64 {
+            true => self.verdict_of_old(term, near),
+            false => Ok(Verdict::Ending),
+        }
+    }
+
+    fn too_old(&self, term: u64) -> Error {
+        Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the log of term {term} is not in {} any more", self.host.pool_name()),
+        )
+        .with_hint("Start this host again: it attaches to the newest checkpoint.")
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct Room {
     pub number_next: u64,
     /// Of the segment that is being written, 0 before the first.
     pub number_current: u64,
+    /// There is a block in that, for good.
+    pub current_is_begun: bool,
 }
 
 impl Room {
@@ -71,10 +73,21 @@ impl Room {
         (self.written.len() + self.prepared.len()) as u64 + u64::from(self.number_current > 0)
     }
 
-    /// Segments that are full and that something follows. The last of a term is none until the next term has a block: that
-    /// goes on from there.
+    /// Segments that are full and that something follows. The last is none until the next segment has a block, which goes on
+    /// from there: until then a reader finds the log's end in it.
     fn followed(&self) -> usize {
-        if self.number_current > 0 { self.written.len() } else { self.written.len().saturating_sub(1) }
+        match self.number_current > 0 && self.current_is_begun {
+            true => self.written.len(),
+            false => self.written.len().saturating_sub(1),
+        }
+    }
+
+    /// The first segment that a reader needs who has everything up to `ts`. 0: no segment has a block yet.
+    pub fn needed_from(&self, ts: CommitTs) -> u64 {
+        let last = self.superfluous_to(ts).unwrap_or(0);
+        let needed = self.written.iter().map(|written| written.number).find(|number| *number > last);
+        let current = Some(self.number_current).filter(|number| *number > 0 && self.current_is_begun);
+        needed.or(current).unwrap_or(0)
     }
 
     /// The last of the segments that are superfluous, from the oldest on.

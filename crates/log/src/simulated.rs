@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
-use tidepool_pool::layout::{HostNumber, Layout};
+use tidepool_pool::layout::{HostNumber, Layout, SEGMENTS, TERMS};
 use tidepool_pool::memory::{At, Books, Bytes, Memory, Trouble};
 use tidepool_pool::words::{
     Database, DeviceState, DeviceWord, End, Entry, EntryState, Extent, Host, HostState, Ident, Incarnation, Kind,
@@ -37,6 +37,8 @@ const HOSTS: usize = 6;
 const DATA: Database = Database(0);
 const IDENTITY: DatabaseIdentity = DatabaseIdentity([3; 16]);
 const LAYOUT: Layout = Layout { slots: HOSTS as u8 + 1, databases: 1, extents: EXTENTS };
+/// One in so many words of a table that is scanned is a turn.
+const SCANNED: u64 = 400;
 /// Turns until the hosts are told to end.
 const TURNS: u64 = 4000;
 
@@ -108,6 +110,12 @@ struct State {
     lives: Vec<Life>,
     buffers: Vec<VecDeque<Store>>,
     is_over: bool,
+    /// Terms are short, and many.
+    hurries: bool,
+    /// No root is ever published.
+    is_rootless: bool,
+    /// The segment before the first.
+    first_number: u64,
     wrong: Option<String>,
     manifests: Vec<Manifest>,
     acknowledged: Contents,
@@ -182,8 +190,9 @@ impl World {
         if state.lives[me] == Life::Dead {
             return None;
         }
-        state.turn += 1;
-        if state.turn >= TURNS {
+        // A table that is scanned is one step, not thousands.
+        state.turn += u64::from(calm < SCANNED || state.random.one_in(SCANNED));
+        if state.turn >= if state.hurries { 5 * TURNS } else { TURNS } {
             state.is_over = true;
         }
         // Now and then a store reaches memory.
@@ -195,7 +204,8 @@ impl World {
         }
         if state.random.one_in(calm) {
             let is_over = state.is_over;
-            match state.random.below(1000) {
+            let of = if state.hurries { 8000 } else { 1000 };
+            match state.random.below(of) {
                 0..4 if !is_over && me < HOSTS => {
                     state.note("a host dies");
                     state.lives[me] = Life::Dead;
@@ -278,7 +288,7 @@ impl Seen {
 /// Tables that are scanned are many words, and little comes of most of them.
 fn calm(at: At) -> u64 {
     let is_scanned = at.0 >= LAYOUT.segment(DATA, 0).at.0;
-    if is_scanned { 400 } else { 3 }
+    if is_scanned { SCANNED } else { 3 }
 }
 
 impl Memory for Seen {
@@ -407,6 +417,13 @@ impl Bytes for Seen {
         }
         true
     }
+
+    /// The machine goes on for ever.
+    fn persist_bytes(&self, _: Extent, _: usize, _: usize) -> bool {
+        true
+    }
+
+    fn persist_word(&self, _: At) {}
 }
 
 #[derive(Debug)]
@@ -559,8 +576,9 @@ fn live(host: &Arc<SimulatedHost>) -> Result<()> {
         return Ok(());
     }
     let (mut tail, mut applied) = attach(host)?;
+    let hurries = world.lock().hurries;
     while !world.is_at_end(me) {
-        let is_following = draw(14) > 0;
+        let is_following = draw(if hurries { 3 } else { 14 }) > 0;
         if is_following {
             if follow(&mut tail, &mut applied, true)? == Came::Batch {
                 host.told(books.need_log_from(host.host, tail.needed_from()))?;
@@ -569,9 +587,6 @@ fn live(host: &Arc<SimulatedHost>) -> Result<()> {
             continue;
         }
         let seen = host.told(books.reign(DATA))?;
-        if seen.term.0 > 30 {
-            return Ok(());
-        }
         let mut early = None;
         if world.mutant == Some(Mutant::ReadsFirst) && seen.term.0 > 0 {
             let mut cursor = tail.cursor().clone();
@@ -579,7 +594,12 @@ fn live(host: &Arc<SimulatedHost>) -> Result<()> {
             early = Some((cursor.term, End::at(cursor.number.max(1), cursor.position().offset().max(64))));
         }
         let Some(reign) = host.told(books.take_over(DATA, host.host, seen))? else { continue };
-        world.say(me, |state| state.note("a term is taken"));
+        world.say(me, |state| {
+            state.note("a term is taken");
+            if reign.term.0 as usize > TERMS + 1 {
+                state.note("a line of the ring is taken again");
+            }
+        });
         if let Some((term, end)) = early.filter(|(term, _)| *term > 0 && *term == u64::from(seen.term.0)) {
             host.told(books.seal(DATA, Term(term as u32), end))?;
         }
@@ -633,10 +653,19 @@ fn promote(
             return Ok(());
         }
     }
-    host.told(books.orphan_others(host.host, DATA))?;
+    let reigns = || Ok(books.reign(DATA)?.is_of(host.host));
+    if host.told(books.orphan_others_while(host.host, DATA, reigns))?.is_none() || !host.told(reigns())? {
+        return Ok(());
+    }
     let mut root = host.told(books.stamp_root(DATA))?;
     let before = tail.into_before();
-    let device = Arc::new(PoolDevice::new(host.clone(), reign, before.end.segment()));
+    // Numbers that begin anew in the table soon.
+    let newest = if before.end.segment() > 0 { before.end.segment() } else { world.lock().first_number };
+    let device = Arc::new(PoolDevice::new(host.clone(), reign, newest));
+    let (hurries, is_rootless) = {
+        let state = world.lock();
+        (state.hurries, state.is_rootless)
+    };
     let first = device.begin(reign)?;
     if host.told(books.run(DATA, reign))?.is_none() {
         return Ok(());
@@ -669,7 +698,7 @@ fn promote(
         appender.append(CommitTs(ts), RecordKind(1), rest);
         Ok(())
     };
-    while !world.is_at_end(me) {
+    while !(world.is_at_end(me) || hurries && draw(4) == 0) {
         let outcome: Result<()> = (|| match draw(10) {
             0 => {
                 // A later one is written first.
@@ -687,7 +716,7 @@ fn promote(
             1 => {
                 let ts = log.durable().0;
                 let needed = log.needed_from(CommitTs(ts));
-                if needed == 0 || ts <= applied.floor.max(1) {
+                if needed == 0 || ts <= applied.floor.max(1) || is_rootless {
                     return Ok(());
                 }
                 let from = Some((device.term_of(needed)?, needed));
@@ -699,7 +728,7 @@ fn promote(
                     state.manifests.push(Manifest { ts, from, contents });
                     Extent(state.manifests.len() as u32 - 1)
                 };
-                if let Some(next) = host.told(books.publish_root(DATA, root, place))? {
+                if let Some(next) = host.told(books.replace_root(DATA, host.host, root, place))? {
                     root = next;
                     let gone = log.recycle_below(CommitTs(ts))?;
                     world.say(me, |state| {
@@ -763,6 +792,9 @@ fn history(seed: u64, mutant: Option<Mutant>) -> std::result::Result<BTreeMap<&'
         lives: vec![Life::Works; HOSTS + 1],
         buffers: (0..=HOSTS).map(|_| VecDeque::new()).collect(),
         is_over: false,
+        hurries: seed.is_multiple_of(3),
+        is_rootless: seed.is_multiple_of(6),
+        first_number: if seed.is_multiple_of(2) { 0 } else { SEGMENTS as u64 - 1 - seed % 20 },
         wrong: None,
         manifests: vec![Manifest::default()],
         acknowledged: Contents::new(),
@@ -792,7 +824,8 @@ fn history(seed: u64, mutant: Option<Mutant>) -> std::result::Result<BTreeMap<&'
     last.told(last.books.store(LAYOUT.entry(DATA), live_entry)).map_err(corrupt)?;
     for slot in LAYOUT.all_slots() {
         // Of lives before.
-        last.told(last.books.store(LAYOUT.host_number(slot, HostNumber::LogNeeded), Number(1000))).map_err(corrupt)?;
+        last.told(last.books.store(LAYOUT.host_number(slot, HostNumber::LogNeeded), Number(100_000)))
+            .map_err(corrupt)?;
     }
     last.told(last.books.fence()).map_err(corrupt)?;
     {
@@ -909,7 +942,8 @@ fn nothing_acknowledged_is_lost_and_nothing_is_shown_that_does_not_stay() {
     println!("{seen:?} in {:?}", start.elapsed());
     let wanted =
         ["a host dies", "a host sleeps", "a term is taken", "a term is lost", "a batch is shown", "acknowledged"];
-    for what in wanted.into_iter().chain(["a checkpoint", "segments go"]) {
+    let more = ["a checkpoint", "segments go", "a line of the ring is taken again"];
+    for what in wanted.into_iter().chain(more) {
         assert!(seen.contains_key(what), "no history had: {what}");
     }
 }

@@ -203,6 +203,8 @@ impl<S: Source> Tail<S> {
     /// Where the log has come to, which ended there: all terms before a new one are sealed and have been read.
     pub fn into_before(self) -> Before {
         let Cursor { term, chain, .. } = self.blocks.cursor;
+        // Of a term without a block nothing follows.
+        let term = if self.blocks.cursor.is_within() { term } else { 0 };
         let end = self.blocks.cursor.position();
         Before { term, end, chain, written: self.written.into(), ts_max: self.ts_max }
     }
@@ -385,7 +387,8 @@ impl<S: Source> Tail<S> {
         let source = &self.blocks.source;
         let position = LogPosition::new(opened.number, place.block as usize);
         let changed = || Error::corrupted(format!("the log changed while it was read: {position}"));
-        let segment: Arc<dyn LogSegment> = source.segment(opened.term, opened.number)?.ok_or_else(changed)?;
+        let segment: Arc<dyn LogSegment> =
+            source.segment(opened.term, opened.number)?.ok_or_else(|| source.too_old(opened.term))?;
         let bytes = &mut self.again.1;
         bytes.resize(BLOCK_HEADER_BYTES, 0);
         segment.read(position.offset(), bytes)?;

@@ -28,6 +28,10 @@ impl PoolTail {
         after: CommitTs,
     ) -> Result<PoolTail> {
         let source = PoolSource::new(member.clone());
+        if from.is_none() {
+            // Of a life as primary, it may have said that it needs nothing.
+            member.hold_root()?;
+        }
         let from = if from.is_some() { from } else { source.oldest(identity)? };
         let mut tail = Tail::open(source, identity, from);
         tail.skip_to(after);
@@ -98,12 +102,15 @@ impl TakeOver {
     pub fn into_log(mut self, config: LogConfig, floor: Floor) -> Result<Primary> {
         while self.next_batch()?.is_some() {}
         let TakeOver { member, reign, tail, .. } = self;
-        let root = member.adopt()?;
+        let term = u64::from(reign.term.0);
+        let root = member.adopt()?.ok_or_else(|| term_lost(&*member, term))?;
         let before = tail.into_before();
+        // As primary it reads nothing of it, but for what its second tier lacks, which the device knows.
+        member.need_log_from(before.end.segment())?;
         let device = Arc::new(PoolDevice::new(member.clone(), reign, before.end.segment()));
         let first = device.begin(reign)?;
-        let reign = member.run(reign)?.ok_or_else(|| term_lost(&*member, reign.term.0.into()))?;
-        let begun = Begun { term: reign.term.0.into(), first, before };
+        let reign = member.run(reign)?.ok_or_else(|| term_lost(&*member, term))?;
+        let begun = Begun { term, first, before };
         let log = Log::begin(device.clone(), config, begun, floor)?;
         Ok(Primary { log, device, reign, root })
     }

@@ -9,7 +9,7 @@ use crate::blocks::{Block, Blocks, Came, Cursor, Source, Verdict, read_header};
 use crate::device::LogSegment;
 use crate::file_device::{AlignedBuffer, FileSegment, fill, name_in_term, number_of_term};
 use crate::files::{Files, OpenHow, StoredFile};
-use crate::format::{DatabaseIdentity, SEGMENT_HEADER_BYTES};
+use crate::format::{DatabaseIdentity, LogPosition, SEGMENT_HEADER_BYTES};
 use crate::room::lock;
 use std::collections::BTreeSet;
 use std::io;
@@ -18,7 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tidepool_base::{CommitTs, Error, Result, crash_point};
+use tidepool_base::{CommitTs, Error, Result, SqlState, crash_point};
+
+/// How long after a failure of the files it is tried again.
+const RETRY: Duration = Duration::from_millis(200);
 
 /// How often the files catch up when nobody waits for it, and how often one who waits looks whether to give up.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -79,13 +82,28 @@ impl FileSource {
         Ok(firsts)
     }
 
-    /// The oldest segment that is there and begun, with its term.
+    /// The oldest segment that has a block, with its term.
     pub fn oldest(&self) -> Result<Option<(u64, u64)>> {
         for (term, number) in self.list()? {
-            if let Some(segment) = self.segment(term, number)?
-                && read_header(self, &*segment, self.identity, term, number)?.is_some()
-            {
+            let mut cursor = Cursor::before_segment(self.identity, term, number);
+            if cursor.next(self, None, &mut Vec::new())?.is_some() {
                 return Ok(Some((term, number)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where the log in the files ends. `None`: there is none.
+    pub fn end(&self) -> Result<Option<FilesEnd>> {
+        for (term, number) in self.list()?.into_iter().rev() {
+            let mut cursor = Cursor::before_segment(self.identity, term, number);
+            let (mut buffer, mut floor) = (Vec::new(), CommitTs(0));
+            while let Some(block) = cursor.next(self, None, &mut buffer)? {
+                floor = floor.max(block.header.floor);
+                buffer.clear();
+            }
+            if cursor.is_within() {
+                return Ok(Some(FilesEnd { term, end: cursor.position(), chain: cursor.chain, floor }));
             }
         }
         Ok(None)
@@ -130,7 +148,7 @@ impl Source for FileSource {
         }
     }
 
-    fn next_numbers(&self, term: u64, number: u64) -> Result<Vec<u64>> {
+    fn next_numbers(&self, term: u64, number: u64, _: bool) -> Result<Vec<u64>> {
         let next = self.list()?.range((term, number + 1)..(term + 1, 0)).next().copied();
         Ok(next.map(|(_, number)| number).into_iter().collect())
     }
@@ -151,6 +169,24 @@ impl Source for FileSource {
         }
         Ok(Verdict::Settled)
     }
+
+    fn too_old(&self, term: u64) -> Error {
+        Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the log of term {term} is not in {} any more", self.name()),
+        )
+    }
+}
+
+/// Where the log in files ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilesEnd {
+    /// Of the last block.
+    pub term: u64,
+    pub end: LogPosition,
+    chain: u64,
+    /// Everything up to here is in the files, above what the checkpoint has from which they go on.
+    pub floor: CommitTs,
 }
 
 /// Copies a log into files.
@@ -161,6 +197,14 @@ pub struct Tee<S> {
     current: Option<Arc<dyn StoredFile>>,
     current_path: PathBuf,
     is_unsynced: bool,
+    /// The segment that is being copied, with its term.
+    copying: Option<(u64, u64)>,
+    /// The segment in which the last block is that is durable in the files: one that failed goes on from there.
+    again_from: Option<(u64, u64)>,
+    /// The first segment that this copy has.
+    begins: Option<(u64, u64)>,
+    /// The files are the log from a checkpoint in their folder on, without a gap.
+    is_complete: bool,
     /// The greatest floor that a block names which was copied.
     copied: CommitTs,
     /// Everything up to here is in the files, durably.
@@ -168,34 +212,99 @@ pub struct Tee<S> {
 }
 
 impl<S: Source> Tee<S> {
-    /// Copies from the start of segment `number` of `term` on, or all of the log. What is there already is written again.
-    pub fn open(source: S, files: FileSource, from: Option<(u64, u64)>) -> Tee<S> {
-        let cursor = match from {
+    /// Goes on where the files end, if the log has that place; chains of checksums say so, and a pool that was made anew
+    /// has another one. Otherwise it copies from the start of segment `number` of `term` on, or all of the log. Then it is
+    /// [not complete](Tee::is_complete), unless there were no files. 55000 where files of the same or later terms are there
+    /// that are not of this log: nothing says then which of two segments of one name is which.
+    pub fn open(source: S, files: FileSource, from: Option<(u64, u64)>) -> Result<Tee<S>> {
+        let end = files.end()?;
+        let goes_on = match &end {
+            Some(end) => Tee::goes_on(&source, &files, end, from)?,
+            None => None,
+        };
+        let newest = files.list()?.last().map_or(0, |(term, _)| *term);
+        if goes_on.is_none() && end.is_some() && from.is_none_or(|(term, _)| term <= newest) {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("the log in folder \"{}\" is not the one in {}", files.folder.display(), source.name()),
+            )
+            .with_detail(format!("The folder has it up to term {newest}, and {} has another one.", source.name()))
+            .with_hint("Give the database an empty folder, or restore the pool's contents from this one first."));
+        }
+        let begins = goes_on.or(from);
+        let cursor = match begins {
             Some((term, number)) => Cursor::before_segment(files.identity, term, number),
             None => Cursor::at_start(files.identity),
         };
-        Tee {
+        let durable = end.filter(|_| goes_on.is_some()).map_or(CommitTs(0), |end| end.floor);
+        Ok(Tee {
             blocks: Blocks::new(source, cursor),
             files,
             current: None,
             current_path: PathBuf::new(),
             is_unsynced: false,
-            copied: CommitTs(0),
-            durable: CommitTs(0),
+            copying: None,
+            again_from: begins,
+            begins,
+            is_complete: goes_on.is_some() || end.is_none() && from.is_none(),
+            copied: durable,
+            durable,
+        })
+    }
+
+    /// The segment from which on the log is to be copied, if it has the place where the files end. What they have of that
+    /// segment is written again.
+    fn goes_on(source: &S, files: &FileSource, end: &FilesEnd, from: Option<(u64, u64)>) -> Result<Option<(u64, u64)>> {
+        let number = end.end.segment();
+        let mut cursor = Cursor::before_segment(files.identity, end.term, number);
+        cursor.run(source, Some(end.end))?;
+        if cursor.is_within() {
+            let is_there = (cursor.position(), cursor.chain) == (end.end, end.chain);
+            return Ok(is_there.then_some((end.term, number)));
         }
+        // A log that another pool's goes on in begins behind it.
+        let Some((term, number)) = from else { return Ok(None) };
+        let Some(segment) = source.segment(term, number)? else { return Ok(None) };
+        let header = read_header(source, &*segment, files.identity, term, number)?;
+        let follows = header.is_some_and(|header| {
+            (header.previous_term, header.previous_end, header.chain) == (end.term, end.end, end.chain)
+        });
+        Ok(follows.then_some((term, number)))
     }
 
     pub fn durable(&self) -> CommitTs {
         self.durable
     }
 
-    /// The first segment that the copy needs of the log.
-    pub fn needed_from(&self) -> u64 {
-        self.blocks.cursor.number
+    /// The files have all of the log that a start needs which has the folder alone. Until then nothing that is copied may
+    /// be promised to be there.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
     }
 
-    /// Copies what is new, and makes it durable. False: there was nothing.
+    /// The first segment that the copy needs of the log.
+    pub fn needed_from(&self) -> u64 {
+        self.again_from.map_or(0, |(_, number)| number)
+    }
+
+    /// Copies what is new, and makes it durable. False: there was nothing. After an error it may be tried again.
     pub fn step(&mut self) -> Result<bool> {
+        let stepped = self.step_once();
+        if stepped.is_err() {
+            // What was written and not synced may be lost. The segment is copied anew, from what is durable in it.
+            self.current = None;
+            self.is_unsynced = false;
+            let cursor = match self.again_from {
+                Some((term, number)) => Cursor::before_segment(self.files.identity, term, number),
+                None => Cursor::at_start(self.files.identity),
+            };
+            self.blocks.restart(cursor);
+            self.copied = self.durable;
+        }
+        stepped
+    }
+
+    fn step_once(&mut self) -> Result<bool> {
         if self.blocks.read()? != Came::Blocks {
             return Ok(false);
         }
@@ -217,8 +326,10 @@ impl<S: Source> Tee<S> {
             header.write(page.bytes_mut());
             file.write_all_at(0, page.bytes()).map_err(|error| self.failed(&error))?;
             self.current = Some(file);
+            self.copying = Some((block.term, block.number));
+            self.begins = self.begins.or(self.copying);
             self.is_unsynced = true;
-            self.sync()?;
+            self.sync_file()?;
             crash_point("log.tee.header");
         }
         let Some(file) = &self.current else { return Err(Error::internal("a block has no segment")) };
@@ -235,21 +346,33 @@ impl<S: Source> Tee<S> {
         Error::io(format_args!("write log segment \"{}\"", self.current_path.display()), error)
     }
 
-    fn sync(&mut self) -> Result<()> {
+    fn sync_file(&mut self) -> Result<()> {
         if let Some(file) = &self.current
             && self.is_unsynced
         {
             file.sync_data().map_err(|error| self.failed(&error))?;
             self.is_unsynced = false;
         }
-        self.durable = self.copied;
         Ok(())
     }
 
-    /// Removes the files of segments before `number`: a checkpoint of the folder has what is in them.
-    pub fn remove_before(&mut self, number: u64) -> Result<()> {
-        let number = number.min(self.blocks.cursor.number);
-        let gone: Vec<_> = self.files.list()?.into_iter().filter(|(_, of)| *of < number).collect();
+    fn sync(&mut self) -> Result<()> {
+        self.sync_file()?;
+        self.durable = self.copied;
+        self.again_from = self.copying.or(self.again_from);
+        Ok(())
+    }
+
+    /// A checkpoint in the folder has all that is before segment `number` of `term`, durably: the files before it go.
+    pub fn remove_before(&mut self, term: u64, number: u64) -> Result<()> {
+        let base = (term, number);
+        // Without what follows, the checkpoint is no start.
+        let Some(copying) = self.again_from.filter(|copying| base <= *copying) else { return Ok(()) };
+        self.is_complete |= self.begins.is_some_and(|begins| begins <= base);
+        if !self.is_complete {
+            return Ok(());
+        }
+        let gone: Vec<_> = self.files.list()?.into_iter().filter(|file| *file < base.min(copying)).collect();
         for (term, number) in &gone {
             let path = self.files.path(*term, *number);
             match self.files.files.remove(&path) {
@@ -274,9 +397,8 @@ pub struct TeeWriter {
 #[derive(Debug, Default)]
 struct Shared {
     durable: AtomicU64,
-    /// Files of segments before it go.
-    remove_before: AtomicU64,
     needed_from: AtomicU64,
+    is_complete: AtomicBool,
     is_stopped: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -286,19 +408,41 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiters: usize,
+    /// Why nothing is copied, if that is so.
     failure: Option<Error>,
+    /// Files of segments before it go.
+    base: (u64, u64),
+}
+
+/// However the thread ends, those who wait are told.
+struct Ends<'a> {
+    shared: &'a Shared,
+    kept_from: &'a AtomicU64,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.kept_from.store(u64::MAX, Ordering::Release);
+        let mut state = lock(&self.shared.state);
+        let ended = || Error::new(SqlState::IO_ERROR, "the log is not copied into files any more");
+        state.failure.get_or_insert_with(ended);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
 }
 
 impl TeeWriter {
-    pub fn start<S: Source + 'static>(mut tee: Tee<S>) -> Result<TeeWriter> {
+    /// `kept_from`: the device keeps the segments from there on ([`PoolDevice::kept_from`](crate::PoolDevice::kept_from)).
+    pub fn start<S: Source + 'static>(mut tee: Tee<S>, kept_from: Arc<AtomicU64>) -> Result<TeeWriter> {
         let shared = Arc::<Shared>::default();
+        shared.durable.store(tee.durable().0, Ordering::Release);
+        shared.is_complete.store(tee.is_complete(), Ordering::Release);
+        shared.needed_from.store(tee.needed_from(), Ordering::Release);
+        kept_from.store(tee.needed_from(), Ordering::Release);
         let of_thread = shared.clone();
         let run = move || {
-            if let Err(error) = of_thread.copy(&mut tee) {
-                tracing::error!(%error, "the log's files are not written any more");
-                lock(&of_thread.state).failure = Some(error);
-                of_thread.changed.notify_all();
-            }
+            let _ends = Ends { shared: &of_thread, kept_from: &kept_from };
+            of_thread.copy(&mut tee, &kept_from);
         };
         let thread = std::thread::Builder::new()
             .name("log-tee".to_owned())
@@ -312,31 +456,44 @@ impl TeeWriter {
         CommitTs(self.shared.durable.load(Ordering::Acquire))
     }
 
+    /// As [`Tee::is_complete`].
+    pub fn is_complete(&self) -> bool {
+        self.shared.is_complete.load(Ordering::Acquire)
+    }
+
     /// The first segment that the copy needs of the log.
     pub fn needed_from(&self) -> u64 {
         self.shared.needed_from.load(Ordering::Acquire)
     }
 
-    /// Why nothing is copied any more, if that is so.
+    /// Why nothing is copied, if that is so. It is tried again where the disk refused.
     pub fn failure(&self) -> Option<Error> {
         lock(&self.shared.state).failure.clone()
     }
 
-    /// Has the files of segments before `number` removed, when the copy is past them.
-    pub fn remove_before(&self, number: u64) {
-        self.shared.remove_before.fetch_max(number, Ordering::AcqRel);
+    /// A checkpoint in the folder has all that is before segment `number` of `term`, durably. The files before it go when the
+    /// copy is past them.
+    pub fn remove_before(&self, term: u64, number: u64) {
+        let mut state = lock(&self.shared.state);
+        state.base = state.base.max((term, number));
+        drop(state);
+        self.shared.wanted.notify_all();
     }
 
-    /// Waits until everything up to `ts`, which is durable in the pool, is in the files. `interrupted` is asked now and then, and
-    /// its error ends the wait.
+    /// Waits until everything up to `ts`, which is durable in the pool, is in the files. `interrupted` is asked now and then,
+    /// and its error ends the wait. So does a failure of the files: the commit is in the pool then, and not in the files yet.
     pub fn wait(&self, ts: CommitTs, interrupted: impl Fn() -> Result<()>) -> Result<()> {
         if self.durable() >= ts {
             return Ok(());
         }
-        let mut state = lock(&self.shared.state);
-        state.waiters += 1;
+        lock(&self.shared.state).waiters += 1;
         self.shared.wanted.notify_all();
         let outcome = loop {
+            // Not under the lock: it may wait for something itself.
+            if let Err(error) = interrupted() {
+                break Err(error);
+            }
+            let state = lock(&self.shared.state);
             if self.durable() >= ts {
                 break Ok(());
             }
@@ -344,44 +501,74 @@ impl TeeWriter {
                 break Err(failure.clone());
             }
             // Spurious wake-ups do no harm.
-            let waited = self.shared.changed.wait_timeout(state, INTERVAL);
-            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-            if let Err(error) = interrupted() {
-                break Err(error);
-            }
+            drop(self.shared.changed.wait_timeout(state, INTERVAL));
         };
-        state.waiters -= 1;
+        lock(&self.shared.state).waiters -= 1;
         outcome
     }
 }
 
 impl Shared {
-    fn copy<S: Source>(&self, tee: &mut Tee<S>) -> Result<()> {
-        let mut removed = 0;
+    fn copy<S: Source>(&self, tee: &mut Tee<S>, kept_from: &AtomicU64) {
+        let mut base = (0, 0);
         while !self.is_stopped.load(Ordering::Acquire) {
-            let is_new = tee.step()?;
+            let wanted = lock(&self.state).base;
+            let stepped = tee.step().and_then(|is_new| {
+                if wanted > base || !tee.is_complete() && wanted > (0, 0) {
+                    tee.remove_before(wanted.0, wanted.1)?;
+                    base = wanted;
+                }
+                Ok(is_new)
+            });
+            kept_from.store(tee.needed_from(), Ordering::Release);
             self.needed_from.store(tee.needed_from(), Ordering::Release);
-            let remove_before = self.remove_before.load(Ordering::Acquire);
-            if remove_before > removed {
-                tee.remove_before(remove_before)?;
-                removed = remove_before;
-            }
-            let state = lock(&self.state);
-            if is_new {
-                // Under the lock, so that nobody sleeps who need not.
-                self.durable.store(tee.durable().0, Ordering::Release);
-                drop(state);
-                self.changed.notify_all();
-            } else if !self.is_stopped.load(Ordering::Acquire) {
-                // What is waited for is in the pool, and found at the next step, unless the term's end is awaited.
-                let time = if state.waiters == 0 { INTERVAL } else { INTERVAL / 20 };
-                drop(self.wanted.wait_timeout(state, time));
+            self.is_complete.store(tee.is_complete(), Ordering::Release);
+            let mut state = lock(&self.state);
+            match stepped {
+                Ok(is_new) => {
+                    if state.failure.take().is_some() {
+                        tracing::info!("the log is copied into files again");
+                    }
+                    if is_new {
+                        // Under the lock, so that nobody sleeps who need not.
+                        self.durable.store(tee.durable().0, Ordering::Release);
+                        drop(state);
+                        self.changed.notify_all();
+                    } else if !self.is_stopped.load(Ordering::Acquire) {
+                        // What is waited for is in the pool, and found at the next step, unless the term's end is awaited.
+                        let time = if state.waiters == 0 { INTERVAL } else { INTERVAL / 20 };
+                        drop(self.wanted.wait_timeout(state, time));
+                    }
+                }
+                Err(error) => {
+                    // The log itself is damaged, or gone from under the copy: that stays as it is.
+                    let is_final =
+                        matches!(error.code(), SqlState::DATA_CORRUPTED | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+                    if state.failure.is_none() {
+                        tracing::error!(%error, "the log is not copied into files");
+                    }
+                    state.failure = Some(error);
+                    self.changed.notify_all();
+                    if is_final {
+                        return;
+                    }
+                    if !self.is_stopped.load(Ordering::Acquire) {
+                        drop(self.wanted.wait_timeout(state, RETRY));
+                    }
+                }
             }
         }
         // What was written before it was stopped, too.
-        while tee.step()? {}
-        self.durable.store(tee.durable().0, Ordering::Release);
-        Ok(())
+        loop {
+            match tee.step() {
+                Ok(true) => self.durable.store(tee.durable().0, Ordering::Release),
+                Ok(false) => return,
+                Err(error) => {
+                    tracing::error!(%error, "the end of the log is not copied into files");
+                    return;
+                }
+            }
+        }
     }
 }
 

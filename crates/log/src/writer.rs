@@ -93,6 +93,8 @@ pub(crate) struct Writer {
     end: LogPosition,
     is_unwritten: bool,
     is_unsynced: bool,
+    /// The current segment has a block, for good.
+    is_begun: bool,
 
     // What the books of room are to be told.
     cost: u64,
@@ -116,6 +118,7 @@ impl Writer {
             block_bytes_max: config.block_bytes_max.min(BLOCK_FRAMES_MAX),
             receivers: Vec::new(),
             buffer_start: start.offset,
+            is_begun: start.current.is_some(),
             current: start.current,
             offset: start.offset,
             chain: start.chain,
@@ -330,6 +333,7 @@ impl Writer {
             // Once a segment: from now on it is missed. Nobody was told of anything in it.
             self.notes.begun(*number)?;
             self.is_unsynced = false;
+            self.is_begun = true;
             self.durable = self.end;
         }
         Ok(())
@@ -350,6 +354,8 @@ impl Writer {
             let next = room.prepared.pop_front();
             room.number_current = next.as_ref().map_or(0, |(number, _)| *number);
             room.current_bytes = usable_bytes(&*self.device, SEGMENT_HEADER_BYTES);
+            room.current_is_begun = false;
+            self.is_begun = false;
             self.current = next;
         }
         let Some((number, _)) = &self.current else {
@@ -412,6 +418,7 @@ impl Writer {
     fn tell(&mut self, room: &mut Room) {
         if self.current.is_some() {
             room.current_bytes = usable_bytes(&*self.device, self.offset);
+            room.current_is_begun = self.is_begun;
         }
         room.leased_bytes -= std::mem::take(&mut self.cost);
         room.pinned_from = self.streams.values().copied().min();

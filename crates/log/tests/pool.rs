@@ -47,10 +47,14 @@ struct Place {
 
 /// A pool with database `a`.
 fn place() -> Place {
+    place_of(EXTENTS)
+}
+
+fn place_of(extents: u64) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     let pool = Pool::create(&CreateOptions {
-        devices: vec![(location(&path), Some(EXTENTS * EXTENT_BYTES as u64))],
+        devices: vec![(location(&path), Some(extents * EXTENT_BYTES as u64))],
         extent_bytes: None,
         bytes_max: None,
         label: String::new(),
@@ -151,7 +155,7 @@ fn work(member: &Arc<Member>, folder: Option<&Path>, say: &dyn Fn(String)) -> Re
             let source = PoolSource::new(member.clone());
             let from = source.oldest(IDENTITY)?;
             let from = from.or(primary.needed_from(CommitTs(0))?);
-            TeeWriter::start(Tee::open(source, files(folder), from))
+            TeeWriter::start(Tee::open(source, files(folder), from)?, primary.device.kept_from())
         })
         .transpose()?;
     let mut appender = primary.log.appender()?;
@@ -443,6 +447,224 @@ fn a_log_begins_after_more_empty_terms_than_the_books_keep() {
 }
 
 #[test]
+fn any_number_of_terms_may_come_between_two_roots() {
+    let place = place_of(256);
+    let (member, second) = (join(&place.path, "primary"), join(&place.path, "reader"));
+    let mut records = Records::new();
+    let mut slow = attach(&second);
+    let mut seen = Records::new();
+    let term = |records: &mut Records, count: u64| {
+        let mut found = Records::new();
+        let (primary, clock) = promote(attach(&member), &mut found).unwrap();
+        assert!(found == *records, "term {}: {} of {}", primary.reign.term.0, found.len(), records.len());
+        commit(&primary, &clock, records, count).unwrap();
+    };
+    // Each has a block.
+    (0..40).for_each(|_| term(&mut records, 2));
+    read_on(&mut slow, &mut seen);
+    assert!(seen == records);
+    // None has one, and later some have.
+    (0..70).for_each(|_| term(&mut records, 0));
+    (0..3).for_each(|_| term(&mut records, 1));
+    // Hosts that die before they seal anything.
+    let take = || assert!(member.take_over(member.reign().unwrap()).unwrap().is_some());
+    (0..50).for_each(|_| take());
+    term(&mut records, 1);
+    (0..33).for_each(|_| term(&mut records, 0));
+    (0..50).for_each(|_| take());
+    (0..2).for_each(|_| term(&mut records, 1));
+    read_on(&mut slow, &mut seen);
+    assert!(seen == records && seen.len() == 86, "{} of {}", seen.len(), records.len());
+    let mut found = Records::new();
+    read_on(&mut attach(&member), &mut found);
+    assert!(found == records);
+    // The slow reader takes over itself.
+    let (primary, clock) = promote(slow, &mut seen).unwrap();
+    commit(&primary, &clock, &mut seen, 1).unwrap();
+}
+
+#[test]
+fn a_checkpoint_names_no_segment_without_a_block() {
+    let place = place();
+    let (old, new) = (join(&place.path, "old"), join(&place.path, "new"));
+    let mut records = Records::new();
+    let (first, clock) = promote(attach(&old), &mut records).unwrap();
+    assert_eq!(first.needed_from(CommitTs(u64::MAX)).unwrap(), None);
+    commit(&first, &clock, &mut records, 3).unwrap();
+    let needed = first.needed_from(clock.now()).unwrap();
+    assert_eq!(needed.map(|(term, _)| term), Some(1));
+    drop(first);
+    let (second, clock) = promote(attach(&old), &mut Records::new()).unwrap();
+    assert_eq!(second.needed_from(clock.now()).unwrap(), needed);
+    // The first block of the term comes too late.
+    let (third, _) = promote(attach(&new), &mut Records::new()).unwrap();
+    let error = commit(&second, &clock, &mut Records::new(), 1).unwrap_err();
+    assert_eq!(error.code(), SqlState::CRASH_SHUTDOWN);
+    assert_eq!(second.needed_from(CommitTs(u64::MAX)).unwrap(), needed);
+    assert_eq!(
+        second.log.recycle_below(CommitTs(u64::MAX)).unwrap(),
+        0,
+        "the log ends in the last segment with a block"
+    );
+    drop(third);
+    // One that starts at a segment without a block is told.
+    let number = needed.unwrap().1 + 1;
+    let entry = old.pool().told(old.pool().books().load(old.pool().layout().segment(old.database(), number))).unwrap();
+    let mut tail = Tail::open(PoolSource::new(old.clone()), IDENTITY, Some((entry.term.0.into(), number)));
+    assert_eq!(tail.read().unwrap_err().code(), SqlState::DATA_CORRUPTED);
+}
+
+/// Changes a bit of a segment, or changes it back.
+fn damage(member: &Member, term: u64, number: u64, byte: usize) {
+    let books = member.pool().books();
+    let extent = member.pool().told(books.segment(member.database(), number, Term(term as u32))).unwrap().unwrap();
+    let (base, len) = member.extent(extent).unwrap();
+    assert!(byte < len);
+    // SAFETY: mapped as long as the pool is open, and nobody else reads or writes there meanwhile.
+    unsafe { *base.as_ptr().add(byte) ^= 1 };
+}
+
+#[test]
+fn a_term_whose_first_block_is_damaged_is_not_sealed_as_empty() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (first, clock) = promote(attach(&member), &mut records).unwrap();
+    commit(&first, &clock, &mut records, 3).unwrap();
+    drop(first);
+    let (second, clock) = promote(attach(&member), &mut Records::new()).unwrap();
+    let (term, number) = (u64::from(second.reign.term.0), second.device.segments().unwrap()[0]);
+    commit(&second, &clock, &mut records, 5).unwrap();
+    drop(second);
+    // The header of the segment and its first block, the magic of either.
+    for byte in [8, 4096 + 8] {
+        damage(&member, term, number, byte);
+        let error = TakeOver::begin(attach(&member)).unwrap_err();
+        assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{error}");
+        damage(&member, term, number, byte);
+    }
+    let mut found = Records::new();
+    let (last, clock) = promote(attach(&member), &mut found).unwrap();
+    assert!(found == records);
+    commit(&last, &clock, &mut records, 1).unwrap();
+}
+
+#[test]
+fn what_late_entries_leave_free_hides_no_segment() {
+    let place = place();
+    let (member, second) = (join(&place.path, "primary"), join(&place.path, "reader"));
+    let (pool, database) = (member.pool(), member.database());
+    let mut records = Records::new();
+    drop(promote(attach(&member), &mut records).unwrap());
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    commit(&primary, &clock, &mut records, 10).unwrap();
+    let newest = *primary.device.segments().unwrap().last().unwrap();
+    // Two hosts of the first term enter what they took long ago.
+    let late: Vec<_> = (0..3)
+        .map(|index| {
+            let extent = member.lease(tidepool_pool::words::Kind::Log, 1).unwrap()[0];
+            let entry = tidepool_pool::words::Segment { term: Term(1), extent };
+            assert!(pool.told(pool.books().enter_segment(database, newest + 1 + index, entry)).unwrap());
+            entry
+        })
+        .collect();
+    let mut slow = attach(&second);
+    read_on(&mut slow, &mut Records::new());
+    commit(&primary, &clock, &mut records, 1500).unwrap();
+    for (index, entry) in (0..).zip(late) {
+        assert!(pool.told(pool.books().forget_segment(database, newest + 1 + index, entry)).unwrap());
+    }
+    assert!(primary.device.segments().unwrap().len() > 1);
+    // A reader in the running term, and a successor.
+    let mut seen = Records::new();
+    for _ in 0..200 {
+        read_on(&mut slow, &mut seen);
+    }
+    assert_eq!(seen.last_key_value().map(|(ts, _)| *ts), Some(clock.now().0));
+    let mut found = Records::new();
+    let (next, clock) = promote(attach(&second), &mut found).unwrap();
+    assert!(found == records, "{} of {}", found.len(), records.len());
+    commit(&next, &clock, &mut records, 1).unwrap();
+}
+
+#[test]
+fn segments_stay_that_the_second_tier_has_not_copied() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    let source = PoolSource::new(member.clone());
+    let mut tee = Tee::open(source.clone(), files(&place.folder.path().join("tee")), None).unwrap();
+    let kept = primary.device.kept_from();
+    kept.store(tee.needed_from(), std::sync::atomic::Ordering::Release);
+    commit(&primary, &clock, &mut records, 3000).unwrap();
+    let all = primary.device.segments().unwrap();
+    assert!(primary.log.recycle_below(clock.now()).unwrap() > 0);
+    assert_eq!(primary.device.segments().unwrap(), all);
+    let needs = || {
+        let slot = member.host().slot;
+        let field = member.pool().layout().host_number(slot, tidepool_pool::layout::HostNumber::LogNeeded);
+        member.pool().told(member.pool().books().load(field)).unwrap().0
+    };
+    assert_eq!(needs(), 0);
+    // One that reads what has gone is told.
+    let (mut late, mut found) = (Tail::open(source, IDENTITY, None), Records::new());
+    let Next::Batch(batch) = late.read().unwrap() else { panic!("there are records") };
+    take(&mut late, batch, &mut found);
+    while tee.step().unwrap() {}
+    kept.store(tee.needed_from(), std::sync::atomic::Ordering::Release);
+    primary.log.recycle_below(clock.now()).unwrap();
+    assert!(primary.device.segments().unwrap().len() < all.len());
+    assert!(needs() > all[0], "other hosts go by it once this one is primary no more");
+    let error = loop {
+        match late.read() {
+            Ok(Next::Batch(batch)) => take(&mut late, batch, &mut found),
+            Ok(_) => panic!("it waits for what does not come"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{error}");
+}
+
+#[test]
+fn a_database_in_the_place_of_a_dropped_one_has_no_log() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    for _ in 0..3 {
+        let (primary, clock) = promote(attach(&member), &mut Records::new()).unwrap();
+        commit(&primary, &clock, &mut Records::new(), 2).unwrap();
+    }
+    drop(member);
+    let tool = Member::join(Arc::new(Pool::open(&location(&place.path)).unwrap()), &JoinOptions::tool("tool")).unwrap();
+    tool.drop_database("a").unwrap();
+    tool.create_database("a", 0).unwrap();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    assert!(records.is_empty() && primary.reign.term == Term(4));
+    commit(&primary, &clock, &mut records, 2).unwrap();
+    drop(primary);
+    let mut found = Records::new();
+    read_on(&mut attach(&member), &mut found);
+    assert!(found == records);
+}
+
+#[test]
+fn a_new_term_leases_no_more_than_it_begins() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    commit(&primary, &clock, &mut records, 4000).unwrap();
+    drop(primary);
+    let (primary, clock) = promote(attach(&member), &mut Records::new()).unwrap();
+    commit(&primary, &clock, &mut records, 1).unwrap();
+    primary.log.prepare().unwrap();
+    let segments = primary.device.segments().unwrap().len();
+    assert!(segments <= 3, "{segments} are leased");
+}
+
+#[test]
 fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
     let place = place();
     let member = join(&place.path, "primary");
@@ -476,7 +698,8 @@ fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
         assert!(RecordKind(200).may_be_skipped() && !RecordKind(127).may_be_skipped());
         let source = PoolSource::new(member.clone());
         let from = source.oldest(IDENTITY).unwrap();
-        let writer = TeeWriter::start(Tee::open(source, files(&tee), from)).unwrap();
+        let writer =
+            TeeWriter::start(Tee::open(source, files(&tee), from).unwrap(), primary.device.kept_from()).unwrap();
         writer.wait(ts, never).unwrap();
         assert!(writer.durable() >= ts && writer.failure().is_none());
         let check = |tail: &mut dyn FnMut() -> Option<(u64, Vec<Vec<u8>>)>| {

@@ -8,6 +8,7 @@
 //! * *Roots.* A successor stamps the root in force before it runs. A checkpoint that its predecessor publishes earlier is
 //!   taken over, a later one fails.
 
+use crate::layout::TERMS;
 use crate::memory::{Books, Memory, Outcome};
 use crate::words::{Database, End, Extent, First, Generation, Host, Reign, Root, Seal, Segment, Term, TermState};
 
@@ -26,6 +27,12 @@ impl<M: Memory> Books<M> {
     /// The log of `term` ends at `end`, or where another host found it to end before: that is returned. `None`: the term is
     /// so long over that its line of the ring is a later one's.
     pub fn seal(&self, database: Database, term: Term, end: End) -> Outcome<Option<End>, M> {
+        self.seal_after(database, term, end, End::Empty)
+    }
+
+    /// As `seal`, of a term before which the log had come to `before`: that is the end of a term which never began a log. So
+    /// the newest seal says where the log of all terms ended, also when the line of the last that wrote is a later one's.
+    pub fn seal_after(&self, database: Database, term: Term, end: End, before: End) -> Outcome<Option<End>, M> {
         let field = self.layout.seal(database, term);
         loop {
             let seal = self.load(field)?;
@@ -34,7 +41,7 @@ impl<M: Memory> Books<M> {
                 End::Open if seal.is_of(term) => Seal::new(term, end),
                 end if seal.is_of(term) => return Ok(Some(end)),
                 // The term's primary has not got as far as beginning a log, and never will.
-                _ => Seal::new(term, End::Empty),
+                _ => Seal::new(term, before),
             };
             if self.swap(field, seal, next)? {
                 return Ok(Some(next.end));
@@ -48,8 +55,22 @@ impl<M: Memory> Books<M> {
         Ok((seal.is_of(term) && seal.end != End::Open).then_some(seal.end))
     }
 
-    /// Begins the log of a term at segment `number`. The term that had this line of the ring before is over, and its log is
-    /// not needed. False when the term has been ended already.
+    /// The last term that is sealed, and its seal.
+    pub fn newest_seal(&self, database: Database) -> Outcome<Option<(Term, End)>, M> {
+        let newest = self.reign(database)?.term;
+        let mut found: Option<(Term, End)> = None;
+        for line in 0..TERMS as u32 {
+            let seal = self.load(self.layout.seal(database, Term(line)))?;
+            let Some(term) = seal.term_up_to(newest).filter(|_| seal.end != End::Open) else { continue };
+            if found.is_none_or(|(last, _)| last < term) {
+                found = Some((term, seal.end));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Begins the log of a term at segment `number`. The terms before are sealed, so that where the log ended is in the seal
+    /// of the last of them, too, and not only in this line of the ring, which was an earlier term's. False when the term has been ended already.
     ///
     /// The line is the term's once `SEAL` says so. `FIRST` is changed from what it was *before* that was seen, so that a
     /// host that sleeps here while the line becomes a later term's changes nothing of it.
@@ -96,6 +117,25 @@ impl<M: Memory> Books<M> {
     /// No host has begun another term. A statement asks after it drew its snapshot, which was then the newest.
     pub fn reigns(&self, database: Database, reign: Reign) -> Outcome<bool, M> {
         Ok(self.reign(database)? == reign)
+    }
+
+    /// Puts a root in force, also where another host has stamped the one before meanwhile and `host` still reigns: it lost
+    /// the term earlier and woke. The manifest is durable, and covers no block that is not acknowledged. `None` where the
+    /// host does not reign any more.
+    ///
+    /// A successor takes the term before it stamps. So one whose stamp is seen here is seen in `TERM`, too.
+    pub fn replace_root(&self, database: Database, host: Host, from: Root, place: Extent) -> Outcome<Option<Root>, M> {
+        let mut from = from;
+        loop {
+            if let Some(root) = self.publish_root(database, from, place)? {
+                return Ok(Some(root));
+            }
+            let found = self.load(self.layout.root(database))?;
+            if found.place != from.place || !self.reign(database)?.is_of(host) {
+                return Ok(None);
+            }
+            from = found;
+        }
     }
 
     /// Puts a root in force. The manifest is durable, and covers no block that is not acknowledged.

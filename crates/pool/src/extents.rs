@@ -135,6 +135,17 @@ impl<M: Memory> Books<M> {
     /// A successor makes what other primaries of its database were writing readable for good and writable for no host,
     /// before it runs. How many became orphans.
     pub fn orphan_others(&self, host: Host, database: Database) -> Outcome<u32, M> {
+        Ok(self.orphan_others_while(host, database, || Ok(true))?.unwrap_or(0))
+    }
+
+    /// As `orphan_others`, as long as `goes_on`, which is asked before each extent: a successor that sleeps here until
+    /// another host reigns finds that one's extents. `None`: it went on no more.
+    pub fn orphan_others_while(
+        &self,
+        host: Host,
+        database: Database,
+        goes_on: impl Fn() -> Outcome<bool, M>,
+    ) -> Outcome<Option<u32>, M> {
         let mut orphaned = 0;
         for extent in self.layout.all_extents() {
             let field = self.layout.owner(extent);
@@ -145,13 +156,16 @@ impl<M: Memory> Books<M> {
                 // Of an incarnation that is over, its sweep has taken care.
                 let is_others = by != host && ident.incarnation == by.incarnation && ident.database == database;
                 let Some(kind) = owner.kind().filter(|_| is_others) else { break };
+                if !goes_on()? {
+                    return Ok(None);
+                }
                 if self.swap(field, owner, Owner::Orphan { by, database, kind })? {
                     orphaned += 1;
                     break;
                 }
             }
         }
-        Ok(orphaned)
+        Ok(Some(orphaned))
     }
 
     /// Root `since` of `database` was published, and no host of it may touch what only older ones name. Once true, it stays
@@ -222,8 +236,11 @@ impl<M: Memory> Books<M> {
         let owner = self.load(field)?;
         let is_over = match owner {
             Owner::Log { by } => by == host,
-            // Its writer may still store there as long as it is not dead.
-            Owner::Orphan { by, database: of, kind: Kind::Log } => of == database && self.is_gone(by)?,
+            // Its writer may still store there as long as it is not dead. The host's own became one where a successor that
+            // had slept did not know yet that it was none any more.
+            Owner::Orphan { by, database: of, kind: Kind::Log } => {
+                of == database && (by == host || self.is_gone(by)?)
+            }
             _ => false,
         };
         if !is_over {

@@ -217,6 +217,13 @@ impl Memory for Mapped {
     }
 }
 
+fn persist(part: &Part, at: usize, len: usize) {
+    if part.mapping.device().is_some_and(Device::outlives_machine) {
+        // As of words: cache lines of a live mapping.
+        part.mapping.persist(at..at + len).expect("cache lines are flushed");
+    }
+}
+
 impl Bytes for Mapped {
     fn extent_bytes(&self) -> usize {
         self.extent_bytes
@@ -237,11 +244,18 @@ impl Bytes for Mapped {
         for (word, eight) in words.iter().zip(bytes.as_chunks::<8>().0) {
             sync::store_bytes(word, *eight);
         }
-        if part.mapping.device().is_some_and(Device::outlives_machine) {
-            // As of words: cache lines of a live mapping.
-            part.mapping.persist(at..at + bytes.len()).expect("cache lines are flushed");
-        }
+        persist(part, at, bytes.len());
         true
+    }
+
+    fn persist_bytes(&self, extent: Extent, offset: usize, len: usize) -> bool {
+        let Some((part, at, _)) = self.words_of(extent, offset, len) else { return false };
+        persist(part, at, len);
+        true
+    }
+
+    fn persist_word(&self, at: At) {
+        self.flush(at);
     }
 }
 

@@ -6,12 +6,12 @@
 
 use crate::check::usage;
 use crate::death::{Death, Evidence};
-use crate::layout::{HostNumber, SEGMENTS};
+use crate::layout::{HostNumber, SEGMENTS, TERMS};
 use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
-    Contents, Database, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner, Role,
-    Root, SLOTS, Segment, Slot,
+    Contents, Database, End, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner,
+    Role, Root, SLOTS, Seal, Segment, Slot, Term,
 };
 use parking_lot::{Condvar, Mutex};
 use std::ptr::NonNull;
@@ -483,6 +483,14 @@ impl Member {
             pool.told(books.swap(root, found, Root { place: Root::NEW.place, generation }))?;
         }
         pool.told(books.end_reign(database, reign))?;
+        for line in 0..TERMS as u32 {
+            // A log that is begun here goes on from nothing.
+            let field = books.layout.seal(database, Term(line));
+            let seal = pool.told(books.load(field))?;
+            if seal.end != End::Empty {
+                pool.told(books.swap(field, seal, Seal { end: End::Empty, ..seal }))?;
+            }
+        }
         for number in 0..SEGMENTS as u64 {
             let field = books.layout.segment(database, number);
             let segment = pool.told(books.load(field))?;

@@ -72,6 +72,13 @@ pub trait Bytes {
     /// Writes to an extent of the host's own, durably on memory that outlives the machine. False where the extent's device
     /// is away.
     fn write_bytes(&self, extent: Extent, offset: usize, bytes: &[u8]) -> bool;
+
+    /// Makes bytes that *another* host stored durable, on memory that outlives the machine: it may have died before it did.
+    /// False where the extent's device is away.
+    fn persist_bytes(&self, extent: Extent, offset: usize, len: usize) -> bool;
+
+    /// The same of a word that was read.
+    fn persist_word(&self, at: At);
 }
 
 /// Why a transition did not end.

@@ -39,12 +39,19 @@ impl Member {
     }
 
     /// Makes what other primaries of the database were writing readable for good and writable for no host, and the root in
-    /// force this host's. It starts from that root.
-    pub fn adopt(&self) -> Result<Root> {
+    /// force this host's. It starts from that root. `None` where another host has begun a term since: what it would find is
+    /// that one's.
+    pub fn adopt(&self) -> Result<Option<Root>> {
         let (pool, books) = (self.pool(), self.pool().books());
-        pool.told(books.orphan_others(self.host(), self.database()))?;
+        let reigns = || Ok(books.reign(self.database())?.is_of(self.host()));
+        if pool.told(books.orphan_others_while(self.host(), self.database(), reigns))?.is_none() {
+            return Ok(None);
+        }
         crash_point("pool.reign.orphaned");
-        pool.told(books.stamp_root(self.database()))
+        if !pool.told(reigns())? {
+            return Ok(None);
+        }
+        pool.told(books.stamp_root(self.database())).map(Some)
     }
 
     /// Begins the log of the term at segment `number`. False where the term has been ended already.
@@ -65,7 +72,7 @@ impl Member {
     /// Puts the manifest that begins extent `place` in force, after root `from`. `None` where the host is no primary any
     /// more. The manifest is durable and covers no block that is not acknowledged.
     pub fn publish_root(&self, from: Root, place: Extent) -> Result<Option<Root>> {
-        self.pool().told(self.pool().books().publish_root(self.database(), from, place))
+        self.pool().told(self.pool().books().replace_root(self.database(), self.host(), from, place))
     }
 
     /// What was stored before this call is part of `term` for good: then it is acknowledged, or applied.
@@ -81,6 +88,11 @@ impl Member {
             return Ok(false);
         }
         pool.told(books.free(self.host(), extent, Contents::Of(self.database())))
+    }
+
+    /// Holds the root in force, and all of the log with it, for one that attaches. What it held before it needs no more.
+    pub fn hold_root(&self) -> Result<Generation> {
+        self.pool().told(self.pool().books().hold_root(self.host(), self.database()))
     }
 
     /// Every record up to root `generation` is applied, and no statement reads anything older.

@@ -546,7 +546,7 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
     let books = pool.books();
     // The first term.
     let begun = old.take_over(old.reign().unwrap()).unwrap().unwrap();
-    let root = old.adopt().unwrap();
+    let root = old.adopt().unwrap().unwrap();
     assert!(old.open_log(begun, 1).unwrap());
     let reign = old.run(begun).unwrap().unwrap();
     assert_eq!((reign.term, reign.state), (Term(1), TermState::Running));
@@ -568,7 +568,7 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
     let end = End::at(1, 8192);
     assert_eq!(new.seal(Term(1), end).unwrap(), Some(end));
     assert_eq!(new.seal(Term(1), End::at(1, 64)).unwrap(), Some(end), "a term is sealed once");
-    let stamped = new.adopt().unwrap();
+    let stamped = new.adopt().unwrap().unwrap();
     assert_eq!((stamped.place, stamped.generation.0), (main[0], root.generation.0 + 1));
     assert!(new.open_log(taken, 2).unwrap());
     let running = new.run(taken).unwrap().unwrap();
@@ -578,6 +578,7 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
 
     // It wakes, and nothing of what it does comes to anything.
     assert!(!old.is_settled(Term(1)).unwrap());
+    assert!(old.adopt().unwrap().is_none(), "what it would find is another's");
     assert!(old.publish_root(root, main[1]).unwrap().is_none());
     assert!(old.publish(main[1], root.generation).is_err());
     assert!(old.take_over(running).is_err());
@@ -605,6 +606,7 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
     assert_eq!((next.database(), root.place.0, root.generation.0), (database, 0, stamped.generation.0 + 2));
     assert_eq!((next.reign().unwrap().term, next.reign().unwrap().state), (running.term, TermState::Ended));
     assert_eq!(pool.told(books.segment(database, 1, Term(1))).unwrap(), None);
+    assert_eq!(pool.told(books.end_of(database, Term(1))).unwrap(), Some(End::Empty), "its log goes on from nothing");
     let kinds: Vec<_> = pool.told(books.events()).unwrap().iter().map(|event| event.kind).collect();
     for kind in [EventKind::TookOver, EventKind::Suspected, EventKind::Sealed] {
         assert!(kinds.contains(&kind), "{kind:?} is missing from {kinds:?}");

@@ -679,6 +679,11 @@ impl Seal {
         self.term_low == term.0 & TERM_LOW
     }
 
+    /// The term, of those up to `newest` whose low bits tell.
+    pub fn term_up_to(self, newest: Term) -> Option<Term> {
+        newest.0.checked_sub(newest.0.wrapping_sub(self.term_low) & TERM_LOW).filter(|term| *term > 0).map(Term)
+    }
+
     /// Of a later term than `term`, of those whose low bits tell.
     pub fn is_after(self, term: Term) -> bool {
         (1..=TERM_LOW / 2).contains(&(self.term_low.wrapping_sub(term.0) & TERM_LOW))
