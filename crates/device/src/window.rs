@@ -248,11 +248,6 @@ impl Window {
     /// # Safety
     /// Nobody uses these bytes.
     pub unsafe fn unmap(&self, stripe: usize, from: usize) -> Result<()> {
-        if from == 0
-            && let Some(place) = self.write().places.get_mut(stripe)
-        {
-            *place = None;
-        }
         let len = self.stripe_bytes - from;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let address = self.at(stripe * self.stripe_bytes + from).as_ptr();
@@ -260,6 +255,12 @@ impl Window {
         let mapped = unsafe { libc::mmap(address.cast(), len, libc::PROT_NONE, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(Error::io("unmap a tablespace's memory", &io::Error::last_os_error()));
+        }
+        // After that: what is still there has its place.
+        if from == 0
+            && let Some(place) = self.write().places.get_mut(stripe)
+        {
+            *place = None;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!
 //! # A device
 //!
-//! An extent is 2 MiB, or more in pools from 1 TB on. Extents of all devices are numbered together, each device's in one run.
+//! An extent is 2 MiB, or more in pools of more than 32 GB. Extents of all devices are numbered together, each device's in one run.
 //! The first page of a device is its superblock (`superblock.rs`); the extent that it is in belongs to no host.
 //!
 //! # The control area: the first extents of device 0

@@ -194,8 +194,8 @@ impl Member {
     }
 
     /// As `lease`, of one extent, for callers inside the process's allocator: nothing is allocated but for what is damaged,
-    /// and devices that others added meanwhile are not looked for.
-    pub fn lease_one(&self, kind: Kind) -> std::result::Result<Extent, Refusal> {
+    /// and devices that others added meanwhile are not looked for. `is_usable`: of those that the caller can map.
+    pub fn lease_one(&self, kind: Kind, is_usable: &dyn Fn(Extent) -> bool) -> std::result::Result<Extent, Refusal> {
         let (pool, books) = (&self.pool, self.pool.books());
         let is_current = || books.is_current(self.host).map_err(|_| Refusal::Damaged);
         if !is_current()? {
@@ -208,6 +208,7 @@ impl Member {
         let start = self.hint.load(Ordering::Relaxed).min(extents);
         for extent in (start..extents).chain(0..start).map(Extent) {
             let is_leased = pool.is_there(extent)
+                && is_usable(extent)
                 && books.lease(self.host, self.database, extent, kind).map_err(|_| Refusal::Damaged)?;
             if !is_leased {
                 continue;
@@ -458,6 +459,15 @@ impl Member {
             pool.told(books.write_text(books.layout.database_text(database), &text))?;
             pool.told(books.store(books.layout.quota(database), Number(quota_extents)))?;
             self.clear_directory(database)?;
+            // Of two that make a database of one name at the same time, at least one sees the other's.
+            pool.told(books.fence())?;
+            if pool.databases()?.iter().any(|view| view.name == name && view.database != database) {
+                pool.told(books.swap(field, making, Entry { state: EntryState::Free, ..making }))?;
+                return Err(Error::new(
+                    SqlState::DUPLICATE_DATABASE,
+                    format!("database \"{name}\" is being created in pool \"{}\" by another host", pool.location()),
+                ));
+            }
             let is_made = pool.told(books.swap(field, making, Entry { state: EntryState::Live, ..making }))?;
             if !is_made {
                 return Err(self.fenced());

@@ -22,9 +22,9 @@ use std::ptr::NonNull;
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 use tidepool_device::{Content, Location, MapOptions, Mapping, Protection};
 
-/// From here on extents are larger by default: what is kept of each of them stays small.
-const LARGE_POOL_BYTES: u64 = 1 << 40;
-const LARGE_EXTENT_BYTES: u64 = 16 << 20;
+/// Extents are larger in larger pools, so that there are not many more than so many: each that a process has may be a mapping of
+/// its own, and Linux lets a process have 65,530 of these (`vm.max_map_count`).
+const EXTENTS_WANTED: u64 = 1 << 14;
 
 /// What a pool is made of.
 #[derive(Clone, Debug)]
@@ -210,6 +210,11 @@ struct Made {
     was_there: bool,
 }
 
+/// The extents of a pool of so many bytes.
+fn extent_bytes_of(bytes: u64) -> u64 {
+    bytes.div_ceil(EXTENTS_WANTED).next_power_of_two().clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX)
+}
+
 impl Pool {
     /// Makes a pool of devices that hold nothing.
     pub fn create(options: &CreateOptions) -> Result<Pool> {
@@ -234,10 +239,8 @@ impl Pool {
 
     fn make(options: &CreateOptions, made: &mut Vec<Made>) -> Result<u64> {
         let asked: u64 = options.devices.iter().filter_map(|(_, size)| *size).sum();
-        let extent_bytes = options.extent_bytes.unwrap_or(match asked {
-            LARGE_POOL_BYTES.. => LARGE_EXTENT_BYTES,
-            _ => EXTENT_BYTES_MIN,
-        });
+        let extent_bytes =
+            options.extent_bytes.unwrap_or_else(|| extent_bytes_of(asked.max(options.bytes_max.unwrap_or(0))));
         if !extent_bytes.is_power_of_two() || !(EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&extent_bytes) {
             return Err(invalid(format!("extents of {} are not possible", ByteSize(extent_bytes))).with_hint(format!(
                 "Write a power of two from {} to {}.",
@@ -528,6 +531,12 @@ impl Pool {
     /// The location of a device that is there.
     pub fn device_location(&self, device: usize) -> Option<Location> {
         Some(self.books.memory.part(device)?.mapping.device()?.location().clone())
+    }
+
+    /// What tells the file or device of a device that is there from others of this kernel. Another may be at its location by
+    /// now.
+    pub fn device_identity(&self, device: usize) -> Option<(u64, u64)> {
+        self.books.memory.part(device)?.mapping.device()?.kernel_identity().ok()
     }
 
     /// Extents that any host can lease.

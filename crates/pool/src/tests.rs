@@ -493,6 +493,40 @@ fn a_device_is_added_while_hosts_are_at_work() {
 }
 
 #[test]
+fn of_two_hosts_that_make_a_database_at_once_at_most_one_does() {
+    let place = place();
+    let pool = place.pool(8);
+    let tools: Vec<_> = (0..2).map(|_| Member::join(Arc::clone(&pool), &JoinOptions::tool("tool")).unwrap()).collect();
+    for round in 0..300 {
+        let start = std::sync::Barrier::new(2);
+        let make = |tool: &Member| {
+            start.wait();
+            tool.create_database("twice", 0)
+        };
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = tools.iter().map(|tool| scope.spawn(|| make(tool))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let count = made.iter().filter(|made| made.is_ok()).count();
+        assert!(count <= 1, "round {round}");
+        for error in made.into_iter().filter_map(Result::err) {
+            assert_eq!(error.code(), SqlState::DUPLICATE_DATABASE, "{error}");
+        }
+        let found = pool.databases().unwrap().iter().filter(|view| view.name == "twice").count();
+        assert_eq!(found, count);
+        if count > 0 {
+            tools[0].drop_database("twice").unwrap();
+        }
+    }
+}
+
+#[test]
+fn extents_are_larger_in_larger_pools() {
+    let of = |gib: u64| extent_bytes_of(gib << 30) >> 20;
+    assert_eq!([1, 32, 33, 128, 1024, 100_000].map(of), [2, 2, 4, 8, 64, 512]);
+}
+
+#[test]
 fn a_database_has_no_more_than_its_quota() {
     let place = place();
     let pool = place.pool(8);

@@ -8,7 +8,7 @@
 //! A page that is closed while it is used stays its owner's, and is not free when it is given back. All pages start closed:
 //! books for far more pages than there are cost nothing, as what was never open is never written.
 //!
-//! Always the lowest run that fits: memory is then reused before new memory is touched (a first touch costs
+//! The lowest run that fits is taken, but for alignment: memory is then reused before new memory is touched (a first touch costs
 //! microseconds), and the high end stays free for whoever needs much at once or gives it back.
 //!
 //! Nothing here allocates after `new`.
@@ -156,12 +156,22 @@ impl Extents {
     /// Takes the lowest run of `count` pages whose first page is a multiple of `alignment` (a power of two), counting from
     /// `origin` pages below page 0. Its touched bits are left as they are.
     pub fn take(&mut self, count: usize, alignment: usize, origin: usize) -> Option<Range<usize>> {
+        self.take_or_look(count, alignment, origin, true)
+    }
+
+    /// As `take`, where such a run is found soon: for an alignment that can be done without.
+    pub fn take_easily(&mut self, count: usize, alignment: usize, origin: usize) -> Option<Range<usize>> {
+        self.take_or_look(count, alignment, origin, false)
+    }
+
+    fn take_or_look(&mut self, count: usize, alignment: usize, origin: usize, looks: bool) -> Option<Range<usize>> {
         debug_assert!(count > 0 && alignment.is_power_of_two());
         let align_up = |page: usize| (page + origin).next_multiple_of(alignment) - origin;
         let mut start = self.lowest_run(count)?;
         if align_up(start) != start {
             start = match self.lowest_run(count.checked_add(alignment - 1)?) {
                 Some(run) => align_up(run),
+                None if !looks => self.whole_chunks(start, count, alignment, origin)?,
                 // The tree knows lengths only. Rather than fail while there is room, look at every place.
                 None => (0..)
                     .map(|step| align_up(0) + step * alignment)
@@ -172,6 +182,24 @@ impl Extents {
         let run = start..start + count;
         self.mark(run.clone(), true);
         Some(run)
+    }
+
+    /// The first of `count` pages that are some of the next chunks, wholly.
+    fn whole_chunks(&self, from: usize, count: usize, alignment: usize, origin: usize) -> Option<usize> {
+        const LOOKED_AT: usize = 4096;
+        if alignment != CHUNK_PAGES || origin != 0 || !count.is_multiple_of(CHUNK_PAGES) {
+            return None;
+        }
+        let (wanted, first) = (count / CHUNK_PAGES, from.div_ceil(CHUNK_PAGES));
+        let mut found = 0;
+        for chunk in first..(self.end / CHUNK_PAGES).min(first + LOOKED_AT) {
+            let is_free = self.tree[self.chunks + chunk].longest as usize == CHUNK_PAGES;
+            found = if is_free { found + 1 } else { 0 };
+            if found == wanted {
+                return Some((chunk + 1 - wanted) * CHUNK_PAGES);
+            }
+        }
+        None
     }
 
     /// Takes the first run of free pages from page `from` on, at most `count_max` of them.
@@ -511,6 +539,19 @@ mod tests {
         let mut extents = Extents::new(pages).unwrap();
         extents.open(0..pages);
         extents
+    }
+
+    #[test]
+    fn an_alignment_that_can_be_done_without_is_not_looked_for() {
+        let mut extents = Extents::new(1024).unwrap();
+        extents.open(0..1024);
+        assert!(extents.take_at(0..8) && extents.take_at(9..16) && extents.take_at(17..1024));
+        extents.give_back(7..8);
+        // Pages 7, 8 and 16: two in a row are there, at an odd place.
+        assert_eq!(extents.take_easily(2, 8, 0), None);
+        assert_eq!(extents.take_easily(1, 8, 0), None, "it is the second that is aligned");
+        assert_eq!(extents.take(1, 8, 0), Some(8..9));
+        assert_eq!(extents.take_easily(1, 1, 0), Some(7..8));
     }
 
     #[test]

@@ -137,6 +137,8 @@ pub(crate) struct Leased {
     /// `limit` is what the pool has.
     is_bounded_by_pool: AtomicBool,
     held: AtomicUsize,
+    /// Of these, what is to go so that the tablespace is within its bound. Changed under `growth`.
+    closing: AtomicUsize,
     /// Free extents of the pool, when that was last looked at.
     pool_free: AtomicUsize,
     /// Main is for other hosts to read, too.
@@ -186,9 +188,14 @@ impl Drop for Growing<'_> {
 }
 
 impl Lessor {
-    fn lease(&self, kind: Kind) -> Result<Extent, Refusal> {
+    /// Of the extents that can be mapped: of a device that was added, the window may not know yet.
+    fn lease(&self, growth: &Growth, kind: Kind) -> Result<Extent, Refusal> {
         match self {
-            Lessor::Member(member) => member.lease_one(kind),
+            Lessor::Member(member) => {
+                let is_known =
+                    |extent| member.pool().place(extent).is_some_and(|(device, _)| growth.devices[device].is_some());
+                member.lease_one(kind, &is_known)
+            }
             #[cfg(test)]
             Lessor::Counted(counted) => counted.lease(kind),
         }
@@ -291,6 +298,7 @@ impl Leased {
             limit: AtomicUsize::new(0),
             is_bounded_by_pool: AtomicBool::new(false),
             held: AtomicUsize::new(0),
+            closing: AtomicUsize::new(0),
             pool_free: AtomicUsize::new(0),
             publishes: options.publishes,
             guards: options.guards,
@@ -404,6 +412,8 @@ fn lock(book: &Mutex<Extents>) -> MutexGuard<'_, Extents> {
 #[derive(Debug)]
 pub(crate) struct Leasing {
     pub to: usize,
+    /// The bound before, and whether that was the pool's.
+    before: (usize, bool),
 }
 
 impl Tablespace {
@@ -485,6 +495,14 @@ impl Tablespace {
             let is_known = leased.growth.lock().is_ok_and(|growth| growth.devices[number].is_some());
             let Some(location) = pool.device_location(number).filter(|_| !is_known) else { continue };
             let device = Device::open_shared(&location, Protection::ReadWrite)?;
+            if pool.device_identity(number) != Some(device.kernel_identity()?) {
+                return Err(Error::new(
+                    SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                    format!("\"{location}\" is not the device that the pool was opened with"),
+                )
+                .with_detail("Another file or device is there now.")
+                .with_hint("Start the server again, with the pool that it is to use."));
+            }
             // As many as a pool can have.
             let Ok(of_window) = self.window.add(device) else { continue };
             let Some(mut growing) = leased.grow() else { continue };
@@ -492,7 +510,10 @@ impl Tablespace {
         }
         let (all, free) = pool.room()?;
         leased.pool_free.store(free as usize, Ordering::Relaxed);
-        if leased.is_bounded_by_pool.load(Ordering::Relaxed) {
+        // Under the lock: a bound may be set meanwhile.
+        if let Some(_growing) = leased.grow()
+            && leased.is_bounded_by_pool.load(Ordering::Relaxed)
+        {
             leased.limit.store(all as usize, Ordering::Relaxed);
             self.note_bound(leased);
         }
@@ -564,7 +585,8 @@ impl Tablespace {
         let slack = alignment.saturating_sub(stripe_pages);
         let stripes = count.checked_add(slack)?.div_ceil(stripe_pages);
         let is_within = |leased: &Leased| {
-            leased.held.load(Ordering::Relaxed).saturating_add(stripes) <= leased.limit.load(Ordering::Relaxed)
+            let staying = leased.held.load(Ordering::Relaxed) - leased.closing.load(Ordering::Relaxed);
+            staying.saturating_add(stripes) <= leased.limit.load(Ordering::Relaxed)
         };
         if !is_within(leased) {
             self.give_idle_back(leased, growth, 0, 0..0);
@@ -625,9 +647,9 @@ impl Tablespace {
     /// Leases an extent and maps it at a stripe. Its pages are closed still, as those of the `fresh` stripes before it are.
     fn lease_at(&self, leased: &Leased, growth: &mut Growth, stripe: usize, class: Class, fresh: Range<usize>) -> bool {
         let kind = leased.kind(class);
-        let mut extent = leased.lessor.lease(kind);
+        let mut extent = leased.lessor.lease(growth, kind);
         if extent == Err(Refusal::Full) && self.give_idle_back(leased, growth, 0, fresh) > 0 {
-            extent = leased.lessor.lease(kind);
+            extent = leased.lessor.lease(growth, kind);
         }
         let Ok(extent) = extent else { return false };
         // SAFETY: nothing is at the stripe, and the extent was just leased.
@@ -647,15 +669,18 @@ impl Tablespace {
     /// Gives a stripe's extent back, whose pages are closed and nobody's.
     fn let_go(&self, leased: &Leased, growth: &mut Growth, stripe: usize) {
         let Some(lease) = Lease::of(growth.leases[stripe]) else { return };
-        let is_shared = leased.main[stripe].swap(0, Ordering::Relaxed) & SHARED != 0;
         // First: from the moment that it is given back the memory may be another's.
         // SAFETY: nobody owns a page of it, and nobody can take one.
         if !unsafe { leased.lessor.unmap(&self.window, stripe) } {
             return;
         }
+        let is_shared = leased.main[stripe].swap(0, Ordering::Relaxed) & SHARED != 0;
         growth.leases[stripe] = Lease::NONE;
         growth.end_filling(stripe);
         leased.held.fetch_sub(1, Ordering::Relaxed);
+        if lease.is_closing {
+            leased.closing.fetch_sub(1, Ordering::Relaxed);
+        }
         if lease.is_others {
             return;
         }
@@ -867,21 +892,28 @@ impl Tablespace {
         if to < leased.held.load(Ordering::Relaxed) {
             self.trim_leased(leased, 0);
         }
+        let mut by_use = Vec::new();
         if to < leased.held.load(Ordering::Relaxed) {
             self.check_fits(bytes, 0)?;
-            let mut by_use = Vec::with_capacity(leased.stripes.min(1 << 20));
-            let closing = leased
-                .grow()
-                .and_then(|growing| self.to_be_closed(leased, &growing.growth, to, &mut by_use))
-                .ok_or_else(|| self.holds_more_than(bytes))?;
+            by_use.reserve_exact(leased.stripes.min(1 << 20));
+        }
+        // From here on nothing is leased beyond the new bound, but for what is to go.
+        let mut growing = leased.grow().ok_or_else(|| self.holds_more_than(bytes))?;
+        let before = (leased.limit.load(Ordering::Relaxed), leased.is_bounded_by_pool.load(Ordering::Relaxed));
+        if to < leased.held.load(Ordering::Relaxed) {
+            let closing = self.to_be_closed(leased, &growing.growth, to, &mut by_use);
+            let closing = closing.ok_or_else(|| self.holds_more_than(bytes))?;
             self.set_shrinking(true);
-            if let Some(mut growing) = leased.grow() {
-                for stripe in &by_use[..closing] {
-                    self.close_stripe(leased, &mut growing.growth, stripe.1);
-                }
+            for stripe in &by_use[..closing] {
+                self.close_stripe(leased, &mut growing.growth, stripe.1);
             }
         }
-        Ok(Reshape { space: self, shape, config, step: Step::Lease(Leasing { to }) })
+        if to < before.0 {
+            leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
+            leased.limit.store(to, Ordering::Relaxed);
+        }
+        drop(growing);
+        Ok(Reshape { space: self, shape, config, step: Step::Lease(Leasing { to, before }) })
     }
 
     fn holds_more_than(&self, bytes: u64) -> Error {
@@ -941,6 +973,7 @@ impl Tablespace {
             growth.end_filling(stripe);
         }
         growth.leases[stripe] = Lease { is_closing: true, ..lease }.bits();
+        leased.closing.fetch_add(1, Ordering::Relaxed);
         self.let_go_if_idle(leased, growth, stripe);
     }
 
@@ -965,21 +998,28 @@ impl Tablespace {
             }
         }
         self.set_shrinking(false);
-        leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
-        leased.limit.store(leasing.to, Ordering::Relaxed);
+        {
+            // As `look_at_pool` does.
+            let _growing = leased.grow();
+            leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
+            leased.limit.store(leasing.to, Ordering::Relaxed);
+        }
         self.note_bound(leased);
         self.note_leases(leased);
     }
 
-    pub(crate) fn undo_leasing(&self) {
+    pub(crate) fn undo_leasing(&self, leasing: &Leasing) {
         let Some(leased) = self.leased.as_deref() else { return };
         self.set_shrinking(false);
         let Some(mut growing) = leased.grow() else { return };
+        leased.limit.store(leasing.before.0, Ordering::Relaxed);
+        leased.is_bounded_by_pool.store(leasing.before.1, Ordering::Relaxed);
         for stripe in 0..growing.growth.end {
             let Some(lease) = Lease::of(growing.growth.leases[stripe]).filter(|lease| lease.is_closing) else {
                 continue;
             };
             growing.growth.leases[stripe] = Lease { is_closing: false, ..lease }.bits();
+            leased.closing.fetch_sub(1, Ordering::Relaxed);
             if leased.is_written_once(lease.class) {
                 // What is left of it is not taken any more, as if it were full.
                 self.publish_filled(leased, &mut growing.growth, stripe);

@@ -382,6 +382,32 @@ mod over_files {
     }
 
     #[test]
+    fn a_device_that_came_in_the_place_of_the_pools_is_refused() {
+        let (place, pool) = place(9);
+        let member = join(&pool, "a");
+        std::fs::rename(&place.path, place.path.with_extension("old")).unwrap();
+        std::fs::copy(place.path.with_extension("old"), &place.path).unwrap();
+        let config = TablespaceConfig { location: Location::Pool, size_bytes: None, ..config("t", 0) };
+        let error = Tablespace::open_leased(TablespaceId(3), config, &member, LeaseOptions::default()).unwrap_err();
+        assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{error}");
+    }
+
+    #[test]
+    fn extents_of_a_device_that_is_not_known_yet_are_passed_over() {
+        let (place, pool) = place(9);
+        let member = join(&pool, "a");
+        let space = over(&member, Some(64 * MIB), false);
+        let (low, high) =
+            (space.allocate(10 * MIB, Purpose::Main).unwrap(), space.allocate(6 * MIB, Purpose::Main).unwrap());
+        pool.add_device(&Location::File(place.path.with_extension("second")), Some(16 * MIB as u64)).unwrap();
+        drop(low);
+        let again = space.allocate(10 * MIB, Purpose::Main).unwrap();
+        space.look_at_pool().unwrap();
+        let more = space.allocate(12 * MIB, Purpose::Main).unwrap();
+        drop((high, again, more));
+    }
+
+    #[test]
     fn a_bound_can_be_lowered_while_it_is_in_use() {
         let (_place, pool) = place(65);
         let member = join(&pool, "a");
@@ -403,6 +429,9 @@ mod over_files {
             assert_eq!(space.resize(16 * MIB as u64).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
             let change = space.resize(24 * MIB as u64).unwrap();
             assert!(change.left_bytes() > 0);
+            // The new bound holds from now on.
+            let wide = space.allocate(26 * MIB, Purpose::Index);
+            assert_eq!(wide.unwrap_err().code(), SqlState::OUT_OF_MEMORY);
             for region in &mut held {
                 if region.is_closing() {
                     let mut copy = space.allocate(region.len(), Purpose::Main).unwrap();
@@ -423,6 +452,8 @@ mod over_files {
             drop(space.resize(22 * MIB as u64).unwrap());
             assert_eq!(space.size_bytes(), 24 * MIB as u64);
             drop(held);
+            drop(space.allocate(22 * MIB, Purpose::Index).unwrap());
+            assert_eq!(space.allocate(26 * MIB, Purpose::Index).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
             space.trim(0).unwrap();
             drop(space);
             assert!(check_pool(&pool, true).unwrap().is_clean());

@@ -25,7 +25,7 @@ impl Member {
         match *self {}
     }
 
-    pub fn lease_one(&self, _: Kind) -> Result<Extent, Refusal> {
+    pub fn lease_one(&self, _: Kind, _: &dyn Fn(Extent) -> bool) -> Result<Extent, Refusal> {
         match *self {}
     }
 
@@ -55,6 +55,10 @@ impl Member {
 }
 
 impl Pool {
+    pub fn device_identity(&self, _: usize) -> Option<(u64, u64)> {
+        match *self {}
+    }
+
     pub fn place(&self, _: Extent) -> Option<(usize, usize)> {
         match *self {}
     }

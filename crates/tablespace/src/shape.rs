@@ -710,7 +710,7 @@ impl Drop for Reshape<'_> {
                 space.open_pages(to / PAGE_BYTES..from / PAGE_BYTES);
             }
             Step::Paging(paging) => space.undo_paging(&paging),
-            Step::Lease(_) => space.undo_leasing(),
+            Step::Lease(leasing) => space.undo_leasing(&leasing),
             Step::Grow(growth) => self.undo_growth(*growth),
             Step::Shrink(shrinking) => self.undo_shrinking(*shrinking),
         }

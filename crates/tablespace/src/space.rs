@@ -561,20 +561,27 @@ impl Tablespace {
     ) -> Option<Range<usize>> {
         // What comes in whole huge pages is laid over them, if there is such a place.
         let chunked = count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES;
-        let run = if chunked { self.place_at(extents, count, CHUNK_PAGES, tag) } else { None };
-        if run.is_some() { run } else { self.place_at(extents, count, alignment, tag) }
+        let run = if chunked { self.place_at(extents, count, CHUNK_PAGES, tag, Extents::take_easily) } else { None };
+        if run.is_some() { run } else { self.place_at(extents, count, alignment, tag, Extents::take) }
     }
 
-    fn place_at(&self, extents: &mut Extents, count: usize, alignment: usize, tag: u16) -> Option<Range<usize>> {
+    fn place_at(
+        &self,
+        extents: &mut Extents,
+        count: usize,
+        alignment: usize,
+        tag: u16,
+        take: fn(&mut Extents, usize, usize, usize) -> Option<Range<usize>>,
+    ) -> Option<Range<usize>> {
         // Alignment is a matter of addresses, and page 0 lies where the mapping does.
         let origin = self.window.base().as_ptr().addr() / PAGE_BYTES % alignment;
-        let run = extents.take(count, alignment, origin)?;
+        let run = take(extents, count, alignment, origin)?;
         if tag == 0 || !self.owners.is_inside_another(run.end, tag) {
             return Some(run);
         }
         extents.give_back(run);
         // With a page to spare, given back at once, what follows the run is free.
-        let roomy = extents.take(count.checked_add(1)?, alignment, origin)?;
+        let roomy = take(extents, count.checked_add(1)?, alignment, origin)?;
         let run = roomy.start..roomy.end - 1;
         extents.give_back(run.end..roomy.end);
         Some(run)
