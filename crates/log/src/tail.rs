@@ -183,9 +183,9 @@ impl<S: Source> Tail<S> {
         self.floor
     }
 
-    /// Greatest timestamp that was read, of records too that never were any.
+    /// Greatest timestamp that was read, of records too that never were any, or that the state has from which it went on.
     pub fn ts_max(&self) -> CommitTs {
-        self.ts_max
+        self.ts_max.max(self.after)
     }
 
     /// The term of the last block that was read, and where that ended.
@@ -206,7 +206,7 @@ impl<S: Source> Tail<S> {
         // Of a term without a block nothing follows.
         let term = if self.blocks.cursor.is_within() { term } else { 0 };
         let end = self.blocks.cursor.position();
-        Before { term, end, chain, written: self.written.into(), ts_max: self.ts_max }
+        Before { term, end, chain, ts_max: self.ts_max(), written: self.written.into() }
     }
 
     /// Goes on, as far as it can without waiting. Records of the batch before cannot be read any more. XX001, with the place, where

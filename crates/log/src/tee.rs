@@ -9,7 +9,7 @@ use crate::blocks::{Block, Blocks, Came, Cursor, Source, Verdict, read_header};
 use crate::device::LogSegment;
 use crate::file_device::{AlignedBuffer, FileSegment, fill, name_in_term, number_of_term};
 use crate::files::{Files, OpenHow, StoredFile};
-use crate::format::{DatabaseIdentity, LogPosition, SEGMENT_HEADER_BYTES};
+use crate::format::{DatabaseIdentity, LogPosition, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::room::lock;
 use std::collections::BTreeSet;
 use std::io;
@@ -117,6 +117,8 @@ impl FileSource {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let file = self.files.open(&path, OpenHow::default()).map_err(failed)?;
                 if file.len().map_err(failed)? == self.segment_bytes as u64 {
+                    // Whether its name is durable nobody knows.
+                    self.sync_folder(&self.folder)?;
                     return Ok(file);
                 }
                 file
@@ -223,13 +225,13 @@ impl<S: Source> Tee<S> {
             None => None,
         };
         let newest = files.list()?.last().map_or(0, |(term, _)| *term);
-        if goes_on.is_none() && end.is_some() && from.is_none_or(|(term, _)| term <= newest) {
+        if goes_on.is_none() && end.is_some() && !Tee::is_behind(&source, &files, newest, from)? {
             return Err(Error::new(
                 SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("the log in folder \"{}\" is not the one in {}", files.folder.display(), source.name()),
             )
             .with_detail(format!("The folder has it up to term {newest}, and {} has another one.", source.name()))
-            .with_hint("Give the database an empty folder, or restore the pool's contents from this one first."));
+            .with_hint("Give the database an empty folder, or make it in the pool with later terms than those."));
         }
         let begins = goes_on.or(from);
         let cursor = match begins {
@@ -250,6 +252,19 @@ impl<S: Source> Tee<S> {
             copied: durable,
             durable,
         })
+    }
+
+    /// No header of the log that is copied names a term up to `newest`.
+    fn is_behind(source: &S, files: &FileSource, newest: u64, from: Option<(u64, u64)>) -> Result<bool> {
+        let first = match from {
+            Some(from) => Some(from),
+            None => source.next_terms(0)?.first().copied(),
+        };
+        let Some((term, number)) = first else { return Ok(false) };
+        let Some(segment) = source.segment(term, number)? else { return Ok(false) };
+        let header = read_header(source, &*segment, files.identity, term, number)?;
+        let is_later = |header: SegmentHeader| header.previous_term == 0 || header.previous_term > newest;
+        Ok(term > newest && header.is_some_and(is_later))
     }
 
     /// The segment from which on the log is to be copied, if it has the place where the files end. What they have of that

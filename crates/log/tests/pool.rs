@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tidepool_base::{CRASH_POINT_VARIABLE, CommitTs, Result, SqlState};
 use tidepool_device::Location;
-use tidepool_log::files::{OpenHow, SystemFiles};
+use tidepool_log::files::{Fault, OpenHow, Operation, SimulatedFiles, SystemFiles};
 use tidepool_log::{
     FileDevice, FileSource, LogDevice, Next, POOL_CRASH_POINTS, PoolSource, PoolTail, Primary, RecordKind, Source,
     Tail, TakeOver, Tee, TeeWriter,
@@ -51,6 +51,10 @@ fn place() -> Place {
 }
 
 fn place_of(extents: u64) -> Place {
+    place_after(extents, Term(0))
+}
+
+fn place_after(extents: u64, term: Term) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     let pool = Pool::create(&CreateOptions {
@@ -60,7 +64,10 @@ fn place_of(extents: u64) -> Place {
         label: String::new(),
         populates: false,
     });
-    Member::join(Arc::new(pool.unwrap()), &JoinOptions::tool("test")).unwrap().create_database("a", 0).unwrap();
+    Member::join(Arc::new(pool.unwrap()), &JoinOptions::tool("test"))
+        .unwrap()
+        .create_database_after("a", 0, term)
+        .unwrap();
     Place { folder, path }
 }
 
@@ -411,7 +418,11 @@ fn segments_go_when_no_host_reads_them() {
     let needed = primary.needed_from(clock.now()).unwrap().unwrap();
     read_on(&mut reader, &mut found);
     assert!(found == records);
-    // One that starts at the checkpoint.
+    // One that starts at the checkpoint, and has what comes after it all the same.
+    let mut ahead = Tail::open(PoolSource::new(second.clone()), IDENTITY, Some(needed));
+    ahead.skip_to(CommitTs(clock.now().0 + 7));
+    while !matches!(ahead.read().unwrap(), Next::Nothing) {}
+    assert_eq!(ahead.ts_max(), CommitTs(clock.now().0 + 7), "no timestamp comes twice");
     let mut late = Tail::open(PoolSource::new(second.clone()), IDENTITY, Some(needed));
     late.skip_to(CommitTs(clock.now().0 - 3));
     let mut last = Records::new();
@@ -671,10 +682,8 @@ fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
     let tee = place.folder.path().join("tee");
     let mut expected = BTreeMap::new();
     for life in 0..3 {
-        let mut tail = attach(&member);
-        tail.skip_to(CommitTs(u64::MAX));
-        let mut taking = TakeOver::begin(tail).unwrap();
-        assert!(taking.next_batch().unwrap().is_none());
+        let mut taking = TakeOver::begin(attach(&member)).unwrap();
+        while taking.next_batch().unwrap().is_some() {}
         let clock = Clock::default();
         clock.set(CommitTs(taking.tail().ts_max().0.max(life * 1000)));
         let primary = taking.into_log(config(), clock.floor()).unwrap();
@@ -720,6 +729,225 @@ fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
     // One who reads the files as a log that one host had to itself is told.
     let device = FileDevice::open(Arc::new(SystemFiles), &tee, EXTENT_BYTES, OpenHow::default()).unwrap();
     assert_eq!(device.segments().unwrap_err().code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+}
+
+/// Pseudo-random numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+#[test]
+fn the_second_tier_has_what_it_says_whatever_becomes_of_its_disk() {
+    let mut seen = BTreeMap::<&str, u64>::new();
+    for seed in seed()..seed() + 6 {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let disk = SimulatedFiles::new(seed);
+        let place = place();
+        let member = join(&place.path, "primary");
+        let mut records = Records::new();
+        let (mut primary, mut clock) = promote(attach(&member), &mut records).unwrap();
+        let folder = Path::new("/tee");
+        let open = |from| {
+            let files = FileSource::open(Arc::new(disk.clone()), folder, EXTENT_BYTES, IDENTITY).unwrap();
+            Tee::open(PoolSource::new(member.clone()), files, from).unwrap()
+        };
+        // Of the checkpoint that is in the folder, and would be durable there.
+        let (mut base, mut base_ts) = (None, CommitTs(0));
+        let mut tee = open(base);
+        for _ in 0..80 {
+            let step = |tee: &mut Tee<_>, seen: &mut BTreeMap<&str, u64>| match tee.step() {
+                Ok(_) => {}
+                Err(error) => {
+                    assert!([SqlState::IO_ERROR, SqlState::DISK_FULL].contains(&error.code()), "{error}");
+                    *seen.entry("a step fails").or_default() += 1;
+                }
+            };
+            match random.below(12) {
+                0..4 => commit(&primary, &clock, &mut records, random.below(120)).unwrap(),
+                4..8 => step(&mut tee, &mut seen),
+                8 => {
+                    let operations = [Operation::Create, Operation::SyncFolder, Operation::Write, Operation::Sync];
+                    disk.inject(Fault {
+                        operation: operations[random.below(4) as usize],
+                        after: random.below(6),
+                        times: 1 + random.below(3),
+                        errno: if random.below(2) == 0 { libc::EIO } else { libc::ENOSPC },
+                    });
+                }
+                9 => {
+                    disk.clear_faults();
+                    let promised = tee.durable();
+                    disk.crash();
+                    *seen.entry("a crash").or_default() += 1;
+                    tee = open(base);
+                    assert!(tee.is_complete() && tee.durable().max(base_ts) >= promised);
+                }
+                10 => {
+                    // Another host of the database goes on.
+                    drop(primary);
+                    let mut found = Records::new();
+                    let tail = PoolTail::attach(member.clone(), IDENTITY, base, base_ts).unwrap();
+                    (primary, clock) = promote(tail, &mut found).unwrap();
+                    assert!(found == records.split_off(&(base_ts.0 + 1)));
+                    records.append(&mut found);
+                }
+                _ => {
+                    disk.clear_faults();
+                    let ts = tee.durable();
+                    let Some((term, number)) = primary.needed_from(ts).unwrap().filter(|_| ts > base_ts) else {
+                        continue;
+                    };
+                    if number > tee.needed_from() {
+                        continue;
+                    }
+                    (base, base_ts) = (Some((term, number)), ts);
+                    tee.remove_before(term, number).unwrap();
+                    primary.device.kept_from().store(tee.needed_from(), std::sync::atomic::Ordering::Release);
+                    if primary.log.recycle_below(ts).unwrap() > 0 {
+                        *seen.entry("segments go").or_default() += 1;
+                    }
+                }
+            }
+            primary.device.kept_from().store(tee.needed_from(), std::sync::atomic::Ordering::Release);
+        }
+        disk.clear_faults();
+        let promised = tee.durable();
+        disk.crash();
+        let files = FileSource::open(Arc::new(disk.clone()), folder, EXTENT_BYTES, IDENTITY).unwrap();
+        let mut tail = Tail::open(files.clone(), IDENTITY, base.or(files.oldest().unwrap()));
+        tail.skip_to(base_ts);
+        let mut found = Records::new();
+        read_on(&mut tail, &mut found);
+        for (ts, bytes) in &found {
+            assert!(records.get(ts) == Some(bytes), "seed {seed}: {ts} is in the files alone");
+        }
+        for (ts, _) in records.range(base_ts.0 + 1..=promised.0) {
+            assert!(
+                found.contains_key(ts),
+                "seed {seed}: {ts} is not in the files, which were said to have {promised}"
+            );
+        }
+        *seen.entry("records").or_default() += found.len() as u64;
+    }
+    println!("{seen:?}");
+    for what in ["a step fails", "a crash", "records"] {
+        assert!(seen.contains_key(what), "no history had: {what}");
+    }
+}
+
+#[test]
+fn files_of_another_log_are_not_continued() {
+    let (one, other) = (place(), place());
+    let tee = one.folder.path().join("tee");
+    let run = |place: &Place, count: u64| {
+        let member = join(&place.path, "primary");
+        let mut records = Records::new();
+        let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+        commit(&primary, &clock, &mut records, count).unwrap();
+        (member, primary, clock, records)
+    };
+    let (member, _primary, _, records) = run(&one, 20);
+    let mut first = Tee::open(PoolSource::new(member.clone()), files(&tee), None).unwrap();
+    while first.step().unwrap() {}
+    // Again, from where the files end.
+    let again = Tee::open(PoolSource::new(member), files(&tee), None).unwrap();
+    assert!(again.is_complete() && again.durable().0 == 20);
+    // The pool is lost, and terms begin at 1 again: in files of the same names.
+    let (another, primary, _, mut later) = run(&other, 30);
+    drop(primary);
+    let (primary, clock) = promote(attach(&another), &mut Records::new()).unwrap();
+    commit(&primary, &clock, &mut later, 3).unwrap();
+    for from in [None, primary.needed_from(CommitTs(u64::MAX)).unwrap()] {
+        let error = Tee::open(PoolSource::new(another.clone()), files(&tee), from).unwrap_err();
+        assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{error}");
+    }
+    drop((primary, another));
+    // With later terms, the files have all once a checkpoint in the folder has what was before.
+    let third = place_after(EXTENTS, Term(5000));
+    let (another, primary, clock, mut later) = run(&third, 30);
+    assert_eq!(primary.reign.term, Term(5001));
+    let base = primary.needed_from(CommitTs(u64::MAX)).unwrap().unwrap();
+    let writer = TeeWriter::start(
+        Tee::open(PoolSource::new(another.clone()), files(&tee), Some(base)).unwrap(),
+        primary.device.kept_from(),
+    )
+    .unwrap();
+    writer.wait(clock.now(), never).unwrap();
+    assert!(!writer.is_complete());
+    let mut found = Records::new();
+    let oldest = files(&tee).oldest().unwrap();
+    read_on(&mut Tail::open(files(&tee), IDENTITY, oldest), &mut found);
+    assert!(found == records, "until then, what was there stays");
+    writer.remove_before(base.0, base.1);
+    while !writer.is_complete() {
+        std::thread::yield_now();
+    }
+    commit(&primary, &clock, &mut later, 5).unwrap();
+    writer.wait(clock.now(), never).unwrap();
+    drop(writer);
+    assert_eq!(files(&tee).oldest().unwrap(), Some(base));
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_ends_no_second_tier() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    let disk = SimulatedFiles::new(1);
+    let source = FileSource::open(Arc::new(disk.clone()), Path::new("/tee"), EXTENT_BYTES, IDENTITY).unwrap();
+    let tee = Tee::open(PoolSource::new(member), source.clone(), None).unwrap();
+    let writer = TeeWriter::start(tee, primary.device.kept_from()).unwrap();
+    disk.inject(Fault { operation: Operation::Write, after: 2, times: u64::MAX, errno: libc::ENOSPC });
+    commit(&primary, &clock, &mut records, 200).unwrap();
+    let error = writer.wait(clock.now(), never).unwrap_err();
+    assert_eq!(error.code(), SqlState::DISK_FULL, "{error}");
+    disk.clear_faults();
+    while writer.wait(clock.now(), never).is_err() {
+        std::thread::yield_now();
+    }
+    assert!(writer.failure().is_none());
+    let mut found = Records::new();
+    let oldest = source.oldest().unwrap();
+    read_on(&mut Tail::open(source, IDENTITY, oldest), &mut found);
+    assert!(found == records);
+    // One that panics tells those who wait.
+    drop(writer);
+    #[derive(Debug)]
+    struct Panics;
+    impl Source for Panics {
+        fn name(&self) -> String {
+            "a log".to_owned()
+        }
+        fn segment_bytes(&self) -> usize {
+            EXTENT_BYTES
+        }
+        fn segment(&self, _: u64, _: u64) -> Result<Option<Arc<dyn tidepool_log::LogSegment>>> {
+            Ok(None)
+        }
+        fn next_numbers(&self, _: u64, _: u64, _: bool) -> Result<Vec<u64>> {
+            Ok(Vec::new())
+        }
+        fn next_terms(&self, _: u64) -> Result<Vec<(u64, u64)>> {
+            panic!("on purpose")
+        }
+        fn verdict(&self, _: u64, _: u64) -> Result<tidepool_log::Verdict> {
+            Ok(tidepool_log::Verdict::Settled)
+        }
+        fn too_old(&self, _: u64) -> tidepool_base::Error {
+            tidepool_base::Error::internal("too old")
+        }
+    }
+    let empty = FileSource::open(Arc::new(disk), Path::new("/other"), EXTENT_BYTES, IDENTITY).unwrap();
+    let writer = TeeWriter::start(Tee::open(Panics, empty, None).unwrap(), Arc::default()).unwrap();
+    assert_eq!(writer.wait(CommitTs(1), never).unwrap_err().code(), SqlState::IO_ERROR);
 }
 
 /// The next record with its pieces, of a batch or of the next.

@@ -11,7 +11,7 @@ use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
     Contents, Database, End, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner,
-    Role, Root, SLOTS, Seal, Segment, Slot, Term,
+    Reign, Role, Root, SLOTS, Seal, Segment, Slot, Term, TermState,
 };
 use parking_lot::{Condvar, Mutex};
 use std::ptr::NonNull;
@@ -436,6 +436,12 @@ impl Member {
 
     /// Makes a database. 42P04 where there is one of this name, 53000 where the directory is full.
     pub fn create_database(&self, name: &str, quota_extents: u64) -> Result<Database> {
+        self.create_database_after(name, quota_extents, Term(0))
+    }
+
+    /// As `create_database`, of a database whose terms come after `term`: it had those in another pool, and files speak of
+    /// them.
+    pub fn create_database_after(&self, name: &str, quota_extents: u64, term: Term) -> Result<Database> {
         check_name("database name", name, 63)?;
         let (pool, books) = (&self.pool, self.pool.books());
         if name.is_empty() || pool.databases()?.iter().any(|view| view.name == name) {
@@ -458,7 +464,7 @@ impl Member {
             text[crate::layout::NAME_BYTES..].copy_from_slice(&identity);
             pool.told(books.write_text(books.layout.database_text(database), &text))?;
             pool.told(books.store(books.layout.quota(database), Number(quota_extents)))?;
-            self.clear_directory(database)?;
+            self.clear_directory(database, term)?;
             // Of two that make a database of one name at the same time, at least one sees the other's.
             pool.told(books.fence())?;
             if pool.databases()?.iter().any(|view| view.name == name && view.database != database) {
@@ -484,21 +490,23 @@ impl Member {
 
     /// Takes out of a place of the directory what a database before left there: no host is attached to that any more. Terms and
     /// generations go on, so that no word comes back.
-    fn clear_directory(&self, database: Database) -> Result<()> {
-        let (pool, books) = (&self.pool, self.pool.books());
+    fn clear_directory(&self, database: Database, after: Term) -> Result<()> {
+        let (pool, books) = (self.pool(), self.pool().books());
         let (root, term) = (books.layout.root(database), books.layout.term(database));
         let (found, reign) = (pool.told(books.load(root))?, pool.told(books.load(term))?);
         if found.place != Root::NEW.place {
             let generation = Generation(found.generation.0 + 1);
             pool.told(books.swap(root, found, Root { place: Root::NEW.place, generation }))?;
         }
-        pool.told(books.end_reign(database, reign))?;
-        for line in 0..TERMS as u32 {
+        let last = reign.term.max(after);
+        pool.told(books.swap(term, reign, Reign { term: last, state: TermState::Ended, ..reign }))?;
+        for back in 0..TERMS as u32 {
             // A log that is begun here goes on from nothing.
-            let field = books.layout.seal(database, Term(line));
-            let seal = pool.told(books.load(field))?;
-            if seal.end != End::Empty {
-                pool.told(books.swap(field, seal, Seal { end: End::Empty, ..seal }))?;
+            let of = Term(last.0.wrapping_sub(back));
+            let field = books.layout.seal(database, of);
+            let (seal, empty) = (pool.told(books.load(field))?, Seal::new(of, End::Empty));
+            if seal != empty {
+                pool.told(books.swap(field, seal, empty))?;
             }
         }
         for number in 0..SEGMENTS as u64 {
