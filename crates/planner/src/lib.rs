@@ -67,6 +67,7 @@ mod planning;
 mod privileges;
 mod queries;
 mod query;
+mod read_only;
 mod real_sums;
 mod references;
 mod resolve;
@@ -103,6 +104,7 @@ pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
     PreparedStatement, ResultColumn, Session, TransactionStatus, share_commits,
 };
+pub use settings::POSTGRES_VERSION_NUMBER;
 pub use statement::{Statement, parse};
 pub use tidepool_table::arrow_type;
 pub use workload::{Class, ClassRow};

@@ -231,6 +231,40 @@ fn is_number(mut expr: &Expr, decimals: bool, schema: &DFSchema) -> bool {
     leaf(expr)
 }
 
+fn is_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
+}
+
+/// PostgreSQL's oid of `pg_lsn`.
+const LSN: u32 = 3220;
+
+/// Operators beside positions in the log, which are held as their texts: these are in no order.
+fn of_positions(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
+    let is_lsn = |side: &Expr| match side {
+        Expr::Column(_) | Expr::ScalarFunction(_) | Expr::Alias(_) | Expr::AggregateFunction(_) | Expr::Case(_) => {
+            side.to_field(schema).is_ok_and(|(_, field)| crate::types::marked_oid(&field) == Some(LSN))
+        }
+        _ => false,
+    };
+    let (of_left, of_right) = (is_lsn(&left), is_lsn(&right));
+    let name = match op {
+        _ if !of_left && !of_right => return Ok(Err((left, right))),
+        // These know equal texts, and NULL.
+        Operator::IsDistinctFrom | Operator::IsNotDistinctFrom => return Ok(Err((left, right))),
+        op if crate::casts::is_comparison(op) => "pg_lsn_cmp",
+        Operator::Minus if of_left && (of_right || is_untyped(&right)) => "pg_wal_lsn_diff",
+        Operator::Minus if of_left => "pg_lsn_mii",
+        Operator::Plus if of_left => "pg_lsn_pli",
+        _ => return Ok(Err((left, right))),
+    };
+    let Some(function) = crate::catalog::function(name) else { return Ok(Err((left, right))) };
+    let called = function.call(vec![left, right]);
+    Ok(Ok(match name {
+        "pg_lsn_cmp" => binary_expr(called, op, lit(0i32)),
+        _ => called,
+    }))
+}
+
 pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
     use DataType::{Date32, Decimal128, Float32, Float64, Interval, Timestamp};
     let decimals = !matches!(op, Operator::Multiply | Operator::Divide);
@@ -266,6 +300,12 @@ pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Resu
         } else if is_untyped(&left) && reads(&right_type) {
             left = cast(left, right_type.clone());
             left_type = right_type.clone();
+        }
+    }
+    if is_text(&left_type) || is_text(&right_type) {
+        match of_positions(left, op, right, schema)? {
+            Ok(expr) => return Ok(Ok(expr)),
+            Err(sides) => (left, right) = sides,
         }
     }
     let number = |data_type: &DataType| data_type.is_numeric() || numerics::is_numeric(data_type);

@@ -16,6 +16,9 @@ use tidepool_database::text::{TextSettings, Zone};
 /// PostgreSQL's release whose behaviour and catalogue this follows.
 pub const POSTGRES_VERSION: &str = "15.0";
 
+/// The same as a number.
+pub const POSTGRES_VERSION_NUMBER: u32 = 150_000;
+
 /// Bytes of all of a session's settings of the client's own making, and of one value of any other.
 pub const BYTES_MAX: usize = 1 << 20;
 
@@ -229,6 +232,8 @@ pub struct Settings {
     transaction_isolation: Arc<str>,
     transaction_read_only: bool,
     transaction_deferrable: bool,
+    /// The server was a standby when the session last looked: its transactions may only read.
+    is_standby: bool,
 }
 
 /// All but those of the transaction, which have their defaults here.
@@ -304,9 +309,20 @@ impl Settings {
             values: Values::new(values),
             custom: Arc::default(),
             transaction_isolation: Arc::from("read committed"),
-            transaction_read_only: false,
+            transaction_read_only: database.is_following(),
             transaction_deferrable: false,
+            is_standby: database.is_following(),
         }
+    }
+
+    /// Whether the server was a standby when the session last looked.
+    pub fn is_standby(&self) -> bool {
+        self.is_standby
+    }
+
+    /// Takes notice of the server's role. A transaction that runs stays as it began.
+    pub fn set_standby(&mut self, is_standby: bool) {
+        self.is_standby = is_standby;
     }
 
     fn read(&self) -> &Read {
@@ -355,6 +371,7 @@ impl Settings {
             "transaction_isolation" => &self.transaction_isolation,
             "transaction_read_only" if self.transaction_read_only => "on",
             "transaction_read_only" => "off",
+            "in_hot_standby" if self.is_standby => "on",
             "transaction_deferrable" if self.transaction_deferrable => "on",
             "transaction_deferrable" => "off",
             _ => &self.values.list[index],
@@ -457,7 +474,9 @@ impl Settings {
     }
 
     pub fn reset_all(&mut self) {
-        for index in 0..DEFINITIONS.len() {
+        // The transaction keeps its own.
+        let is_of_session = |index: &usize| !DEFINITIONS[*index].name.starts_with("transaction_");
+        for index in (0..DEFINITIONS.len()).filter(is_of_session) {
             self.put(index, self.defaults[index].clone());
         }
         self.custom = Arc::default();
@@ -473,7 +492,7 @@ impl Settings {
     /// Begins a transaction, of the defaults. Returns whether it may only read.
     pub fn begin_transaction(&mut self) -> bool {
         let read = self.read();
-        let (isolation, read_only) = (read.default_isolation.clone(), read.default_read_only);
+        let (isolation, read_only) = (read.default_isolation.clone(), read.default_read_only || self.is_standby);
         let deferrable = read.default_deferrable;
         self.transaction_isolation = isolation;
         self.transaction_read_only = read_only;
@@ -496,7 +515,7 @@ impl Settings {
 
     /// New transactions may only read.
     pub fn default_read_only(&self) -> bool {
-        self.read().default_read_only
+        self.is_standby || self.read().default_read_only
     }
 
     pub fn statement_timeout(&self) -> Option<Duration> {
@@ -593,6 +612,7 @@ impl Settings {
             && self.transaction_isolation == other.transaction_isolation
             && self.transaction_read_only == other.transaction_read_only
             && self.transaction_deferrable == other.transaction_deferrable
+            && self.is_standby == other.is_standby
     }
 
     pub fn statement_memory_bytes(&self) -> Option<u64> {
@@ -628,13 +648,14 @@ impl Settings {
     /// Settings reported to the client whose values differ from `before`.
     pub fn reported_changes(&self, before: &Settings) -> Vec<(String, String)> {
         // None of the transaction's is.
-        if Arc::ptr_eq(&self.values, &before.values) {
+        if Arc::ptr_eq(&self.values, &before.values) && self.is_standby == before.is_standby {
             return Vec::new();
         }
-        let changed = DEFINITIONS.iter().zip(self.values.list.iter().zip(&before.values.list));
+        let changed = DEFINITIONS.iter().enumerate().filter(|(_, definition)| definition.report);
         changed
-            .filter(|(definition, (now, before))| definition.report && now != before)
-            .map(|(definition, (now, _))| (definition.name.to_owned(), now.clone()))
+            .map(|(index, definition)| (definition.name, self.at(index), before.at(index)))
+            .filter(|(_, now, before)| now != before)
+            .map(|(name, now, _)| (name.to_owned(), now.to_owned()))
             .collect()
     }
 }

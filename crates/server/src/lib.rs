@@ -14,6 +14,7 @@ mod auth;
 mod connection;
 mod encode;
 mod failures;
+mod health;
 mod incoming;
 mod listener;
 mod local;

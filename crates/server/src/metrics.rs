@@ -1,5 +1,6 @@
 //! Metrics in Prometheus' text format.
 
+use crate::health::{self, Health};
 use crate::service::Service;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -368,7 +369,7 @@ pub(crate) async fn serve(service: Arc<Service>, listener: TcpListener) {
 async fn answer(service: Arc<Service>, stream: TcpStream) {
     let handle = service_fn(move |request: Request<hyper::body::Incoming>| {
         let service = service.clone();
-        async move { Ok::<_, Infallible>(respond(&service, request.method(), request.uri().path())) }
+        async move { Ok::<_, Infallible>(respond(&service, request.method(), request.uri())) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -380,13 +381,25 @@ async fn answer(service: Arc<Service>, stream: TcpStream) {
     }
 }
 
-fn respond(service: &Service, method: &Method, path: &str) -> Response<Full<Bytes>> {
-    let (status, content_type, body) = match (path, method) {
-        ("/metrics", &Method::GET | &Method::HEAD) => {
+fn respond(service: &Service, method: &Method, uri: &hyper::Uri) -> Response<Full<Bytes>> {
+    let (path, query) = (uri.path(), uri.query().unwrap_or_default());
+    // HAProxy asks by OPTIONS by default.
+    let asks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let health = Health::of(service);
+    let (status, content_type, body) = match (path, health::answer(&health, Some(service), path, query)) {
+        ("/metrics", _) if matches!(*method, Method::GET | Method::HEAD) => {
             (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", render(service))
         }
         ("/metrics", _) => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is allowed\n".to_owned()),
-        _ => (StatusCode::NOT_FOUND, "text/plain", "metrics are at /metrics\n".to_owned()),
+        (_, Some((status, body))) if asks => (status, "application/json", body),
+        (_, Some(_)) => {
+            (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "GET, HEAD and OPTIONS are allowed\n".to_owned())
+        }
+        (_, None) => (
+            StatusCode::NOT_FOUND,
+            "text/plain",
+            "metrics are at /metrics, and the server's health at /health\n".to_owned(),
+        ),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;

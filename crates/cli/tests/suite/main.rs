@@ -34,6 +34,7 @@ mod serializable;
 mod server;
 mod shared_plans;
 mod slt;
+mod standby;
 mod tpcc_client;
 mod transactions;
 mod upkeep;

@@ -45,9 +45,13 @@ impl TestServer {
         (server, client)
     }
 
-    pub async fn with(setup: Setup) -> TestServer {
-        let config = setup.config.unwrap_or_else(|| Config::in_memory(256 * MIB, 256 * MIB));
-        let database = Database::open(config).expect("open the database");
+    pub async fn with(mut setup: Setup) -> TestServer {
+        let config = setup.config.take().unwrap_or_else(|| Config::in_memory(256 * MIB, 256 * MIB));
+        TestServer::over(Database::open(config).expect("open the database"), setup).await
+    }
+
+    /// Serves a database that is open.
+    pub async fn over(database: Arc<Database>, setup: Setup) -> TestServer {
         let mut service = Service::new(Planner::new(database.clone()).expect("make a planner"), setup.options);
         if let Some((certificate, key)) = &setup.tls {
             service = service.with_tls(certificate, key).expect("load the certificate");

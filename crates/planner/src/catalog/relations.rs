@@ -86,7 +86,7 @@ pub fn arrow_type(type_name: &str) -> DataType {
         "bool" => DataType::Boolean,
         "int2" => DataType::Int16,
         "int4" => DataType::Int32,
-        "int8" => DataType::Int64,
+        "int8" | "xid8" => DataType::Int64,
         "float4" => DataType::Float32,
         "float8" => DataType::Float64,
         "numeric" => DataType::Decimal128(38, 10),

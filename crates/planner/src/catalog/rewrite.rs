@@ -627,6 +627,14 @@ impl Rewriter {
             }
             Expr::Cast { .. } => cast(expr),
             Expr::TypedString(typed)
+                if custom_type(&typed.data_type).is_some_and(|name| READ.contains(&name.as_str())) =>
+            {
+                let name = custom_type(&typed.data_type).unwrap_or_default();
+                if let Value::SingleQuotedString(value) = &typed.value.value {
+                    *expr = call(&format!("{name}_in"), vec![text(value.clone())]);
+                }
+            }
+            Expr::TypedString(typed)
                 if custom_type(&typed.data_type).is_some_and(|name| REGISTERED.contains(&name.as_str())) =>
             {
                 let name = custom_type(&typed.data_type).unwrap_or_default();
@@ -1091,8 +1099,15 @@ fn precision_of(function: &Function) -> Option<u64> {
     }
 }
 
+/// Types that a function reads, which knows what is none of theirs.
+const READ: [&str; 2] = ["pg_lsn", "xid8"];
+
 fn cast(expr: &mut Expr) {
     let Expr::Cast { expr: inner, data_type, .. } = expr else { return };
+    if let Some(name) = custom_type(data_type).filter(|name| READ.contains(&name.as_str())) {
+        *expr = call(&format!("{name}_in"), vec![take(inner)]);
+        return;
+    }
     if let Some(name) = custom_type(data_type)
         && REGISTERED.contains(&name.as_str())
     {

@@ -26,7 +26,6 @@ impl Session {
         if_exists: bool,
         actions: &[AlterAction],
     ) -> Result<Outcome> {
-        self.check_writable("ALTER TABLE")?;
         let running = self.running(text);
         // What names a view may say that it is a table, as in PostgreSQL.
         if let [

@@ -52,7 +52,7 @@ impl Verb {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Verb::Insert => "INSERT",
             Verb::Update => "UPDATE",
@@ -309,7 +309,13 @@ impl Session {
         mut explained: Option<&mut Option<Explained>>,
     ) -> Result<Outcome> {
         let verb = Verb::of(statement.command()).ok_or_else(|| Error::internal("not a statement that writes"))?;
-        self.check_writable(verb.name())?;
+        if self.is_read_only() {
+            // What is wrong with it is said first; of one that was prepared it was.
+            if parameters.is_empty() {
+                Box::pin(self.describe_inner(statement, &[])).await?;
+            }
+            self.check_writable(verb.name())?;
+        }
         // What it reads and what it writes over is of one transaction.
         let own_block = self.begin_own_block();
         let changed = loop {

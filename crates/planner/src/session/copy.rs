@@ -1,5 +1,6 @@
 //! `COPY` between a table or query and the client or a file.
 
+use super::change::Verb;
 use super::parts::Begun;
 use super::query::query_of;
 use super::{Outcome, Session};
@@ -18,6 +19,12 @@ impl Session {
         copy: &CopyStatement,
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
+        if let CopySource::Query(query) = &copy.source
+            && let Some(verb) = Verb::of(query.command())
+        {
+            // Before the client is told that rows come.
+            self.check_writable(verb.name())?;
+        }
         let Begun { running, statement: rest, .. } = self.begin_statement(text, statement, parameters, true).await?;
         if copy.from {
             let CopySource::Table { name, columns } = &copy.source else {

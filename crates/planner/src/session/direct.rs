@@ -442,6 +442,7 @@ impl Session {
         sink: &mut (dyn RowSink + Send),
     ) -> Result<Option<DirectDone>> {
         self.undone().await?;
+        self.notice_role();
         self.take_requested_settings();
         let program = &direct.program;
         if self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire)) {
@@ -450,6 +451,7 @@ impl Session {
         if !program.is_for(&self.settings) {
             return Ok(None);
         }
+        self.check_level()?;
         if program.writes() {
             self.check_writable(program.name())?;
         }

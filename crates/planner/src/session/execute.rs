@@ -2,6 +2,7 @@
 
 use super::objects::Kind;
 use super::{Notice, Outcome, Session};
+use crate::read_only;
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
 use std::sync::Arc;
@@ -55,8 +56,13 @@ impl Session {
     /// Runs a statement, and anew as long as what it was planned against changes before it has its locks.
     async fn execute_upon(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.undone().await?;
+        self.notice_role();
         self.take_requested_settings();
         self.check_not_failed(statement)?;
+        if read_only::takes_snapshot(statement.command()) {
+            self.check_level()?;
+        }
+        read_only::check(statement.command(), self.is_read_only(), self.settings.is_standby())?;
         // May wait: all that follows is as of afterwards.
         self.admit_planned(statement).await?;
         let _room = self.room_for(statement.text())?;

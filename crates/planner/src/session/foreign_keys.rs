@@ -37,7 +37,6 @@ impl Session {
         restart_identity: bool,
         cascade: bool,
     ) -> Result<Outcome> {
-        self.check_writable("TRUNCATE TABLE")?;
         let running = self.running(text);
         let named = names
             .iter()

@@ -13,7 +13,6 @@ use tidepool_database::{Database, DatabaseState, RelationName, Transaction};
 
 impl Session {
     pub(super) async fn create_index(&mut self, text: &str, clause: &IndexClause) -> Result<Outcome> {
-        self.check_writable("CREATE INDEX")?;
         if clause.concurrently {
             self.refuse_in_any_block("CREATE INDEX CONCURRENTLY")?;
         }
@@ -85,7 +84,6 @@ impl Session {
         concurrently: bool,
         cascade: bool,
     ) -> Result<Outcome> {
-        self.check_writable("DROP INDEX")?;
         if concurrently {
             self.refuse_in_any_block("DROP INDEX CONCURRENTLY")?;
             if names.len() > 1 {
@@ -160,7 +158,6 @@ impl Session {
         if_exists: bool,
         action: &IndexAction,
     ) -> Result<Outcome> {
-        self.check_writable("ALTER INDEX")?;
         let running = self.running(text);
         let name = match index(&running.facts, name) {
             Ok(name) => name,
@@ -183,7 +180,6 @@ impl Session {
     }
 
     pub(super) async fn reindex(&mut self, text: &str, what: &Reindexed, concurrently: bool) -> Result<Outcome> {
-        self.check_writable("REINDEX")?;
         if concurrently {
             self.refuse_in_any_block("REINDEX CONCURRENTLY")?;
         }

@@ -5,7 +5,7 @@ use crate::facts::SessionFacts;
 use crate::privileges::Acting;
 use crate::resolve::{self, Relation};
 use crate::settings::Settings;
-use crate::statement::{MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions, SetValue};
+use crate::statement::{RoleCommand, RoleName, RoleOptions, SetValue};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::{Access, AccessObject, Catalog, DatabaseVersion, Membership, RoleDef, Transaction};
@@ -70,28 +70,12 @@ impl Session {
     }
 
     pub(super) async fn role_command(&mut self, text: &str, command: &RoleCommand) -> Result<Outcome> {
-        let tag = match command {
+        match command {
             RoleCommand::SetRole { role, local } => return self.set_role(role.as_deref(), *local),
             RoleCommand::SetSession { user, local } => return self.set_session_user(user.as_deref(), *local),
-            RoleCommand::Create { .. } => "CREATE ROLE",
-            RoleCommand::Alter { .. } | RoleCommand::Rename { .. } | RoleCommand::Set { .. } => "ALTER ROLE",
-            RoleCommand::Drop { .. } => "DROP ROLE",
-            RoleCommand::Members { change: MemberChange::Grant { .. }, .. } => "GRANT ROLE",
-            RoleCommand::Members { change: MemberChange::Revoke { .. }, .. } => "REVOKE ROLE",
-            RoleCommand::Grant(_) => "GRANT",
-            RoleCommand::Revoke(_) => "REVOKE",
-            RoleCommand::Owner { kind, .. } => match kind {
-                OwnedKind::Table => "ALTER TABLE",
-                OwnedKind::View => "ALTER VIEW",
-                OwnedKind::Sequence => "ALTER SEQUENCE",
-                OwnedKind::Schema => "ALTER SCHEMA",
-                OwnedKind::Tablespace => "ALTER TABLESPACE",
-                OwnedKind::Database => "ALTER DATABASE",
-            },
-            RoleCommand::Reassign { .. } => "REASSIGN OWNED",
-            RoleCommand::DropOwned { .. } => "DROP OWNED",
-        };
-        self.check_writable(tag)?;
+            _ => {}
+        }
+        let tag = command.tag().unwrap_or_default();
         let running = self.running(text);
         let speaker = self.speaker(&running.facts);
         let (facts, command) = (running.facts.clone(), command.clone());

@@ -17,7 +17,6 @@ impl Session {
         if_not_exists: bool,
         options: &SequenceOptions,
     ) -> Result<Outcome> {
-        self.check_writable("CREATE SEQUENCE")?;
         crate::ddl::check_table_name(&name.name)?;
         let running = self.running(text);
         let name = resolve::new_name(&running.facts, name)?;
@@ -41,7 +40,6 @@ impl Session {
         if_exists: bool,
         options: &SequenceOptions,
     ) -> Result<Outcome> {
-        self.check_writable("ALTER SEQUENCE")?;
         let running = self.running(text);
         let Some(sequence) = self.sequence(&running.facts, name, if_exists)? else {
             return Ok(Outcome::command("ALTER SEQUENCE"));
@@ -66,7 +64,6 @@ impl Session {
         if_exists: bool,
         action: &AlterAction,
     ) -> Result<Outcome> {
-        self.check_writable("ALTER SEQUENCE")?;
         let running = self.running(text);
         let Some(sequence) = self.sequence(&running.facts, name, if_exists)? else {
             return Ok(Outcome::command("ALTER SEQUENCE"));

@@ -3,6 +3,7 @@
 use super::transaction::check_modes;
 use super::{Outcome, ResultColumn, Session};
 use crate::catalog::quote_identifier;
+use crate::read_only;
 use crate::settings::Settings;
 use crate::statement::{SetValue, TransactionMode};
 use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
@@ -33,6 +34,7 @@ impl Session {
 
     /// Settings that changed since last asked and that the protocol reports (ParameterStatus).
     pub fn take_changed_settings(&mut self) -> Vec<(String, String)> {
+        self.notice_role();
         self.take_requested_settings();
         if Arc::ptr_eq(&self.settings, &self.settings_reported) {
             return Vec::new();
@@ -61,6 +63,12 @@ impl Session {
         {
             let only = matches!(values.first().map(String::as_str), Some("on" | "true" | "1" | "yes"));
             return self.set_modes(&[TransactionMode::ReadOnly(only)], false);
+        }
+        if lower == "transaction_isolation"
+            && let SetValue::Values(values) = value
+            && let [level] = values.as_slice()
+        {
+            read_only::check_level(&self.settings, level)?;
         }
         if lower == "transaction_deferrable"
             && self.block.is_some()

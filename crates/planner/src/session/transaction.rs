@@ -6,6 +6,7 @@ use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::interrupt::{Interrupt, Settling};
+use crate::read_only;
 use crate::references::Rules;
 use crate::settings::Settings;
 use crate::statement::{Command, Statement, TransactionMode};
@@ -129,7 +130,7 @@ impl Session {
     }
 
     pub(super) fn begin_block(&mut self, modes: &[TransactionMode]) -> Result<Outcome> {
-        check_modes(modes)?;
+        check_own_modes(&self.settings, modes)?;
         match &mut self.block {
             Some(block) if block.explicit => {
                 self.notice("WARNING", SqlState::ACTIVE_SQL_TRANSACTION, "there is already a transaction in progress");
@@ -187,6 +188,7 @@ impl Session {
     }
 
     fn begin(&mut self, explicit: bool, modes: &[TransactionMode]) {
+        self.notice_role();
         let mut settings = self.settings.as_ref().clone();
         let mut read_only = settings.begin_transaction();
         let mut deferrable = settings.is_deferrable();
@@ -198,6 +200,8 @@ impl Session {
                 TransactionMode::Deferrable(may) => deferrable = *may,
             }
         }
+        // One that is chained to another may ask for what was to be had then.
+        let read_only = read_only || settings.is_standby();
         settings.set_own("transaction_deferrable", if deferrable { "on" } else { "off" });
         settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
         // Refused only where there are too many: whoever writes then gets the error.
@@ -335,7 +339,7 @@ impl Session {
     }
 
     pub(super) fn set_modes(&mut self, modes: &[TransactionMode], begin: bool) -> Result<()> {
-        let Some(block) = &mut self.block else { return Ok(()) };
+        let Some(block) = &mut self.block else { return check_own_modes(&self.settings, modes) };
         let mut settings = self.settings.as_ref().clone();
         for mode in modes {
             match mode {
@@ -352,16 +356,24 @@ impl Session {
                                 "SET TRANSACTION ISOLATION LEVEL must be called before any query",
                             ));
                         }
+                        read_only::check_level(&settings, level)?;
                         *slot = None;
                         *slot = Some(self.planner.database().begin_at(wanted)?);
                     }
                 }
                 TransactionMode::ReadOnly(only) => {
-                    if !only && block.read_only && !begin && block.slot.lock().is_some() {
-                        return Err(Error::new(
-                            SqlState::ACTIVE_SQL_TRANSACTION,
-                            "transaction read-write mode must be set before any query",
-                        ));
+                    if !only && block.read_only && !begin {
+                        let message = match block.slot.lock().as_ref().is_none_or(Transaction::has_begun) {
+                            true => Some("transaction read-write mode must be set before any query"),
+                            false if block.savepoints.is_empty() => None,
+                            false => Some("cannot set transaction read-write mode inside a read-only transaction"),
+                        };
+                        if let Some(message) = message {
+                            return Err(Error::new(SqlState::ACTIVE_SQL_TRANSACTION, message));
+                        }
+                    }
+                    if !only {
+                        read_only::check_read_write(&settings)?;
                     }
                     block.read_only = *only;
                     settings.set_own("transaction_read_only", if *only { "on" } else { "off" });
@@ -402,18 +414,53 @@ impl Session {
         self.block.as_ref().map(|block| block.failed.clone())
     }
 
-    pub(super) fn check_writable(&self, what: &str) -> Result<()> {
-        let read_only = match &self.block {
+    /// Whether the transaction, or one that a statement of its own is, may only read.
+    pub(super) fn is_read_only(&self) -> bool {
+        match &self.block {
             Some(block) => block.read_only,
             None => self.settings.default_read_only(),
-        };
-        if read_only {
-            return Err(Error::new(
-                SqlState::READ_ONLY_SQL_TRANSACTION,
-                format!("cannot execute {what} in a read-only transaction"),
-            ));
         }
-        Ok(())
+    }
+
+    pub(super) fn check_writable(&self, what: &str) -> Result<()> {
+        if self.is_read_only() { Err(read_only::in_read_only(what)) } else { Ok(()) }
+    }
+
+    /// Takes notice of the server's role, which may have changed since the session's last statement. A transaction that runs
+    /// may only read to its end if it began on a standby.
+    #[inline]
+    pub(super) fn notice_role(&mut self) {
+        let is_standby = self.planner.database().is_following();
+        if is_standby != self.settings.is_standby() {
+            self.take_role(is_standby);
+        }
+    }
+
+    #[cold]
+    fn take_role(&mut self, is_standby: bool) {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.set_standby(is_standby);
+        match &mut self.block {
+            Some(block) => {
+                for kept in [&mut block.settings_before, &mut block.settings_session] {
+                    let kept = Arc::make_mut(kept);
+                    kept.set_standby(is_standby);
+                    kept.follow_defaults();
+                }
+            }
+            None => settings.follow_defaults(),
+        }
+        self.show_status();
+    }
+
+    /// 0A000 for a transaction that is serializable by default, on a standby.
+    #[inline]
+    pub(super) fn check_level(&self) -> Result<()> {
+        if !self.settings.is_standby() {
+            return Ok(());
+        }
+        let level = if self.block.is_some() { self.settings.isolation() } else { self.settings.default_isolation() };
+        read_only::check_default_level(&self.settings, level)
     }
 
     pub(super) fn refuse_in_block(&self, what: &str) -> Result<()> {
@@ -604,4 +651,14 @@ pub(super) fn check_modes(modes: &[TransactionMode]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Also that the server has them: on a standby transactions only read, and are not serializable.
+fn check_own_modes(settings: &Settings, modes: &[TransactionMode]) -> Result<()> {
+    check_modes(modes)?;
+    modes.iter().try_for_each(|mode| match mode {
+        TransactionMode::Isolation(level) => read_only::check_level(settings, level),
+        TransactionMode::ReadOnly(false) => read_only::check_read_write(settings),
+        TransactionMode::ReadOnly(true) | TransactionMode::Deferrable(_) => Ok(()),
+    })
 }

@@ -140,6 +140,32 @@ pub enum RoleCommand {
     },
 }
 
+impl RoleCommand {
+    /// Its command tag; `None` for those that change the session alone.
+    pub fn tag(&self) -> Option<&'static str> {
+        Some(match self {
+            RoleCommand::Create { .. } => "CREATE ROLE",
+            RoleCommand::Alter { .. } | RoleCommand::Rename { .. } | RoleCommand::Set { .. } => "ALTER ROLE",
+            RoleCommand::Drop { .. } => "DROP ROLE",
+            RoleCommand::Members { change: MemberChange::Grant { .. }, .. } => "GRANT ROLE",
+            RoleCommand::Members { change: MemberChange::Revoke { .. }, .. } => "REVOKE ROLE",
+            RoleCommand::Grant(_) => "GRANT",
+            RoleCommand::Revoke(_) => "REVOKE",
+            RoleCommand::Owner { kind, .. } => match kind {
+                OwnedKind::Table => "ALTER TABLE",
+                OwnedKind::View => "ALTER VIEW",
+                OwnedKind::Sequence => "ALTER SEQUENCE",
+                OwnedKind::Schema => "ALTER SCHEMA",
+                OwnedKind::Tablespace => "ALTER TABLESPACE",
+                OwnedKind::Database => "ALTER DATABASE",
+            },
+            RoleCommand::Reassign { .. } => "REASSIGN OWNED",
+            RoleCommand::DropOwned { .. } => "DROP OWNED",
+            RoleCommand::SetRole { .. } | RoleCommand::SetSession { .. } => return None,
+        })
+    }
+}
+
 /// `None`, with nothing read, when the statement is another's to read.
 pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<RoleCommand>> {
     for [verb, kind] in

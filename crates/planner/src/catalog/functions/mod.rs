@@ -16,6 +16,7 @@ mod math;
 mod naming;
 mod ordered;
 pub mod procedures;
+mod recovery;
 mod sequence;
 mod series;
 mod sleep;
@@ -439,6 +440,7 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
         ordered::functions(),
         advisory::functions(),
         sequence::functions(),
+        recovery::functions(),
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();

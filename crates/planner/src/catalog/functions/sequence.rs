@@ -53,11 +53,8 @@ fn external(error: Error) -> DataFusionError {
 }
 
 fn check_writable(facts: &SessionFacts, function: &str) -> Result<()> {
-    if facts.settings.is_on("transaction_read_only") {
-        return Err(sql_error(
-            SqlState::READ_ONLY_SQL_TRANSACTION,
-            format!("cannot execute {function}() in a read-only transaction"),
-        ));
+    if facts.settings.is_on("transaction_read_only") || facts.settings.is_standby() {
+        return Err(external(crate::read_only::in_read_only(&format!("{function}()"))));
     }
     Ok(())
 }

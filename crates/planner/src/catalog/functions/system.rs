@@ -203,7 +203,6 @@ pub fn functions() -> Vec<Function> {
             .alias("pg_current_xact_id")
             .alias("txid_current_if_assigned")
             .stable(),
-        Function::new("pg_is_in_recovery", &[&[]], "bool", |_, _| Ok(false.into())).alias("pg_is_wal_replay_paused"),
         Function::new("pg_my_temp_schema", &[&[]], "oid", |_, _| Ok(Value::Int(0))),
         Function::new("pg_is_other_temp_schema", &[&[Oid]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_jit_available", &[&[]], "bool", |_, _| Ok(false.into())),
