@@ -83,6 +83,12 @@ pool-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-log --lib --test pool -- nothing_acknowledged dies_at_any_point --nocapture
 
+# Processes of a database that lives in a pool: primaries killed and stopped at random and ended at crash points while they write,
+# standbys that take over, for so long.
+failover-kills SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-database --lib -- roles::processes --nocapture
+
 # What leasing, handing over, zeroing, publishing and checking cost, in a pool of GIGABYTES that is made at PATH and removed.
 pool-speed PATH="/dev/shm/tidepool-pool-speed" GIGABYTES="1":
     cargo run --release -p tidepool-pool --example pool_speed -- {{PATH}} {{GIGABYTES}}

@@ -12,7 +12,7 @@
 //! Leaves to others: where batches come from ([`Batches`]), and how a row group that a record names is come by ([`RowGroups`]).
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::catalog::relation::SchemaDef;
 use crate::catalog::sequence::Position;

@@ -112,9 +112,9 @@ impl Pair {
     }
 }
 
-type Content = BTreeMap<String, Vec<String>>;
+pub(crate) type Content = BTreeMap<String, Vec<String>>;
 
-fn content(version: &DatabaseVersion) -> Content {
+pub(crate) fn content(version: &DatabaseVersion) -> Content {
     version.versions().map(|table| (table.def.name.clone(), rows_of(table))).collect()
 }
 
@@ -131,9 +131,13 @@ fn by_text() -> NewIndex {
 }
 
 fn create(primary: &Arc<Database>, name: &str, key: bool) {
+    create_in(primary, name, key, "near");
+}
+
+pub(crate) fn create_in(primary: &Arc<Database>, name: &str, key: bool, space: &str) {
     let mut transaction = primary.begin().unwrap();
     let key = if key { vec![0] } else { vec![] };
-    transaction.create_table(name, columns(), key, placement("near")).unwrap();
+    transaction.create_table(name, columns(), key, placement(space)).unwrap();
     transaction.create_index(name, by_text()).unwrap();
     transaction.commit().unwrap();
 }
@@ -151,7 +155,7 @@ fn batch(table: &TableDef, numbers: std::ops::Range<usize>) -> arrow_array::Reco
 }
 
 /// One transaction on tables that stay, which may be refused.
-fn write(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
+pub(crate) fn write(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
     let numbers = |count: usize| {
         let start = next.fetch_add(count, Ordering::Relaxed);
         start..start + count
@@ -202,7 +206,7 @@ fn transfer(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -
 }
 
 /// One change of what exists.
-fn define(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
+pub(crate) fn define(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
     let number = next.fetch_add(40, Ordering::Relaxed);
     let version = database.version();
     let mine = |table: &Arc<TableVersion>| table.def.name.starts_with('d');
@@ -233,7 +237,7 @@ fn define(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> 
     transaction.commit().map(drop)
 }
 
-fn refused_write(error: &Error) {
+pub(crate) fn refused_write(error: &Error) {
     let codes = [
         SqlState::SERIALIZATION_FAILURE,
         SqlState::UNIQUE_VIOLATION,
@@ -243,7 +247,7 @@ fn refused_write(error: &Error) {
     assert!(codes.contains(&error.code()), "{error}");
 }
 
-fn check(database: &Database) {
+pub(crate) fn check(database: &Database) {
     for checked in database.check(&|| Ok(())).unwrap() {
         assert!(checked.faults.is_empty(), "{}: {:?}", checked.object, checked.faults);
     }

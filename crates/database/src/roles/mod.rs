@@ -16,6 +16,8 @@ mod attach;
 mod following;
 mod places;
 #[cfg(test)]
+mod processes;
+#[cfg(test)]
 mod tests;
 mod watch;
 

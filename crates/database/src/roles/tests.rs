@@ -2,23 +2,44 @@
 
 use super::*;
 use crate::tests::{columns, insert, insert_and_commit, memory, placement, rows};
+use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Config, Isolation, SequenceDef};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tidepool_device::Location;
 use tidepool_pool::check::check;
 use tidepool_pool::pool::{CreateOptions, Pool};
 
-const WAIT: Duration = Duration::from_secs(60);
+pub(super) const WAIT: Duration = Duration::from_secs(60);
 
-struct Place(tempfile::TempDir);
+/// Rows of a transaction that make a row group of main.
+const LOAD: usize = SHORT_ROW_GROUP_ROWS + 50;
+
+pub(super) struct Place(tempfile::TempDir);
+
+/// One of the hosts of a pool.
+pub(super) fn config_at(location: Location, name: &str, role: PoolRole, host_timeout: Duration) -> Config {
+    let pool = PoolSettings {
+        name: Some(name.to_owned()),
+        role: Some(role),
+        guards: true,
+        host_timeout,
+        ..PoolSettings::new(location)
+    };
+    let mut config = Config { pool: Some(pool), ..memory() };
+    (config.far.location, config.far.size_bytes) = (Location::Pool, None);
+    config
+}
 
 impl Place {
-    fn new() -> Place {
+    pub fn new() -> Place {
         let shm = Path::new("/dev/shm");
         let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let place = Place(tempfile::Builder::new().prefix("tidepool-roles-").tempdir_in(parent).unwrap());
         let options = CreateOptions {
-            devices: vec![(place.location(), Some(128 << 20))],
+            devices: vec![(place.location(), Some(1 << 30))],
             extent_bytes: None,
             bytes_max: None,
             label: String::new(),
@@ -28,27 +49,32 @@ impl Place {
         place
     }
 
-    fn location(&self) -> Location {
+    pub fn location(&self) -> Location {
         Location::File(self.0.path().join("pool"))
     }
 
     fn config(&self, name: &str, role: PoolRole) -> Config {
-        let pool = PoolSettings {
-            name: Some(name.to_owned()),
-            role: Some(role),
-            guards: true,
-            host_timeout: Duration::from_secs(30),
-            ..PoolSettings::new(self.location())
-        };
-        Config { pool: Some(pool), ..memory() }
+        config_at(self.location(), name, role, Duration::from_secs(30))
     }
 
-    fn open(&self, name: &str, role: PoolRole) -> Arc<Database> {
+    /// A new file beside the pool.
+    pub fn file(&self, name: &str) -> std::fs::File {
+        std::fs::File::create(self.0.path().join(name)).unwrap()
+    }
+
+    /// What is in all of those.
+    pub fn errors(&self) -> String {
+        let files = std::fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().path());
+        let files = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("errors"));
+        files.map(|path| format!("{}: {}\n", path.display(), std::fs::read_to_string(&path).unwrap())).collect()
+    }
+
+    pub fn open(&self, name: &str, role: PoolRole) -> Arc<Database> {
         Database::open(self.config(name, role)).unwrap()
     }
 
     /// Nothing of the books is damaged or lost.
-    fn checked(&self) {
+    pub fn checked(&self) {
         let pool = Pool::open(&self.location()).unwrap();
         let report = check(&pool, true).unwrap();
         assert!(report.faults.is_empty(), "{:?}", report.faults);
@@ -245,5 +271,94 @@ fn sequence(name: &str, database: &Database) -> SequenceDef {
         cycle: false,
         owner: None,
         position_id: database.next_table_id().0,
+    }
+}
+
+/// Threads write, merge, load and change what exists, and standbys come, follow and take over meanwhile.
+#[test]
+fn standbys_have_what_the_primary_had_with_its_loads_merges_and_tables() {
+    use crate::follow::tests as busy;
+    let place = Place::new();
+    let mut primary = place.open("host-0", PoolRole::Auto);
+    for (name, key, space) in [("one", true, "near"), ("two", true, "far"), ("three", false, "far")] {
+        busy::create_in(&primary, name, key, space);
+    }
+    let next = AtomicUsize::new(1000);
+    for round in 1..5u64 {
+        let done = AtomicBool::new(false);
+        let standby = place.open(&format!("host-{round}"), PoolRole::Standby);
+        std::thread::scope(|scope| {
+            let (primary, next, done) = (&primary, &next, &done);
+            for thread in 0..2 {
+                scope.spawn(move || {
+                    let mut random = StdRng::seed_from_u64(round << 8 | thread);
+                    for number in 0..60 {
+                        let step = match number % 12 {
+                            7 if thread == 0 => busy::define(&mut random, primary, next),
+                            3 => primary.merge(["one", "two", "three"][random.random_range(0..3)]).map(drop),
+                            9 => {
+                                let start = next.fetch_add(LOAD, Ordering::Relaxed);
+                                let mut transaction = primary.begin().unwrap();
+                                insert(&mut transaction, "two", start..start + LOAD).unwrap();
+                                transaction.commit().map(drop)
+                            }
+                            _ => busy::write(&mut random, primary, next),
+                        };
+                        step.unwrap_or_else(|error| busy::refused_write(&error));
+                    }
+                    done.store(true, Ordering::Release);
+                });
+            }
+            while !done.load(Ordering::Acquire) {
+                busy::check(&standby);
+            }
+        });
+        // Commits that did not wait are durable with one that does.
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        insert_and_commit(&primary, "one", number..number + 1);
+        catch_up(&primary, &standby);
+        assert!(busy::content(&primary.version()) == busy::content(&standby.version()), "round {round}");
+        assert!(standby.promote(WAIT).unwrap());
+        assert!(busy::content(&primary.version()) == busy::content(&standby.version()), "round {round}");
+        busy::check(&standby);
+        let _ = primary.close();
+        primary = standby;
+    }
+    let before = busy::content(&primary.version());
+    primary.close().unwrap();
+    drop(primary);
+    let last = place.open("last", PoolRole::Auto);
+    assert!(busy::content(&last.version()) == before);
+    busy::check(&last);
+    last.merge("two").unwrap();
+    last.close().unwrap();
+    place.checked();
+}
+
+#[test]
+fn a_promoted_standby_loads() {
+    for before in 0..3 {
+        let place = Place::new();
+        let first = place.open("one", PoolRole::Auto);
+        crate::follow::tests::create_in(&first, "t", true, "far");
+        let load = |database: &Arc<Database>, start: usize| {
+            let mut transaction = database.begin().unwrap();
+            insert(&mut transaction, "t", start..start + LOAD).unwrap();
+            transaction.commit().unwrap();
+        };
+        if before == 1 {
+            load(&first, 0);
+        }
+        let second = place.open("two", PoolRole::Standby);
+        if before == 2 {
+            load(&first, 0);
+        }
+        assert!(second.promote(WAIT).unwrap());
+        load(&second, 1_000_000);
+        load(&second, 2_000_000);
+        assert_eq!(rows(&second, "t").len(), LOAD * (2 + usize::from(before > 0)));
+        crate::follow::tests::check(&second);
+        let _ = first.close();
+        second.close().unwrap();
     }
 }

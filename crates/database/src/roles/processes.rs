@@ -1,0 +1,348 @@
+//! Real processes over one pool: the primary of a database is killed or stopped at random, or ends at a crash point, while it
+//! writes. A standby takes over, and another is started. Whatever was acknowledged is there in the end, nothing is there in
+//! part, all ways to the rows agree, and the pool's books are clean.
+//!
+//! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-database --lib -- roles::processes --nocapture`
+
+use super::tests::{Place, WAIT};
+use super::*;
+use crate::tests::{columns, insert, placement, rows};
+use crate::write::writer::SHORT_ROW_GROUP_ROWS;
+use crate::{Changed, Transaction};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use tidepool_base::{CRASH_POINT_VARIABLE, RowId};
+use tidepool_device::Location;
+
+const POOL_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_POOL";
+const SEED_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_SEED";
+
+/// Rows of a transaction, all with numbers of one multiple of it.
+const ROWS: usize = 10;
+
+/// Rows of a transaction that make a row group of main.
+const LOAD: usize = (SHORT_ROW_GROUP_ROWS + 50).next_multiple_of(ROWS);
+
+/// Numbers that a process has for itself.
+const NUMBERS: usize = 10_000_000;
+
+/// Rows that transfers move between two tables, and that no transaction makes or takes.
+const MOVED: usize = 100;
+
+/// Silent for so long, a primary is taken over from. Longer than a loaded machine delays a beat.
+const TIMEOUT: Duration = Duration::from_millis(500);
+
+const WRITERS: usize = 3;
+
+/// Not a test: what the others start, stop and kill.
+#[test]
+fn child() {
+    let (Ok(pool), Ok(seed)) = (std::env::var(POOL_VARIABLE), std::env::var(SEED_VARIABLE)) else { return };
+    let say = |line: String| std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+    say("\n".into());
+    let seed: usize = seed.parse().unwrap();
+    let place = Location::File(pool.into());
+    let database = Database::open(super::tests::config_at(place, &format!("host-{seed}"), PoolRole::Auto, TIMEOUT));
+    let database = match database {
+        // Another one has been suspicious in the meantime.
+        Err(error) if error.code() == SqlState::CRASH_SHUTDOWN => return say(format!("fenced {}\n", error.message())),
+        database => database.unwrap(),
+    };
+    say(format!("{}\n", database.role().name()));
+    loop {
+        match database.role() {
+            HostRole::Following => drop(database.wait_role(HostRole::Following, WAIT)),
+            HostRole::TakingOver => drop(database.wait_role(HostRole::TakingOver, WAIT)),
+            HostRole::Primary => break say("primary\n".into()),
+            role => return say(format!("{} {:?}\n", role.name(), database.follow_progress())),
+        }
+    }
+    if database.state().table(&"one".into()).is_none() {
+        let mut transaction = database.begin().unwrap();
+        for name in ["one", "left", "right", "loads"] {
+            let space = if name == "loads" { "far" } else { "near" };
+            transaction.create_table(name, columns(), vec![0], placement(space)).unwrap();
+        }
+        insert(&mut transaction, "left", 0..MOVED).unwrap();
+        transaction.commit().unwrap();
+    }
+    let next = AtomicUsize::new(seed * NUMBERS + NUMBERS);
+    std::thread::scope(|scope| {
+        for thread in 0..WRITERS {
+            let (database, next) = (&database, &next);
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64((seed * WRITERS + thread) as u64);
+                loop {
+                    match step(&mut random, database, next) {
+                        Ok(Some(line)) => say(line),
+                        Ok(None) => {}
+                        Err(error) if error.code() == SqlState::CRASH_SHUTDOWN => return,
+                        Err(error) => {
+                            let retried = [SqlState::SERIALIZATION_FAILURE, SqlState::DEADLOCK_DETECTED];
+                            assert!(retried.contains(&error.code()), "{error} {:?}", error.detail());
+                        }
+                    }
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+    });
+    say("fenced\n".into());
+}
+
+/// Numbers for so many rows, from a multiple of `ROWS` on.
+fn numbers(next: &AtomicUsize, count: usize) -> usize {
+    next.fetch_add(count + ROWS, Ordering::Relaxed).next_multiple_of(ROWS)
+}
+
+/// One transaction. What it is acknowledged by is to be said.
+fn step(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<Option<String>> {
+    let kind = random.random_range(0..40);
+    if kind == 0 {
+        let name = ["one", "left", "right"][random.random_range(0..3)];
+        database.merge(name)?;
+        database.vacuum();
+        return Ok(None);
+    }
+    let mut transaction = database.begin()?;
+    let (what, start) = match kind {
+        1 => {
+            let start = numbers(next, LOAD);
+            insert(&mut transaction, "loads", start..start + LOAD)?;
+            ("load", start)
+        }
+        2..15 => ("moved", transfer(random, &mut transaction, next)?),
+        _ => {
+            let start = numbers(next, ROWS);
+            insert(&mut transaction, "one", start..start + ROWS)?;
+            ("ack", start)
+        }
+    };
+    transaction.commit()?;
+    Ok(Some(format!("{what} {start}\n")))
+}
+
+/// Takes some rows of one table and puts as many into the other.
+fn transfer(random: &mut StdRng, transaction: &mut Transaction, next: &AtomicUsize) -> Result<usize> {
+    let (from, to) = if random.random() { ("left", "right") } else { ("right", "left") };
+    let version = transaction.begin_statement()?;
+    let table = version.table(from).ok_or_else(|| Error::internal("no such table"))?;
+    let all = (0..table.rows().ranges()).flat_map(|range| (0..3000).map(move |at| RowId::new(range, at)));
+    let some = all.filter(|row| table.rows().read(table.view(), *row).is_some());
+    let some: Vec<RowId> = some.filter(|_| random.random_range(0..10) == 0).collect();
+    drop((version, table));
+    let Changed::Rows(taken) = transaction.delete(from, &some)? else { return Ok(0) };
+    transaction.end_statement();
+    let count = taken.true_count();
+    let start = numbers(next, count);
+    insert(transaction, to, start..start + count)?;
+    Ok(count)
+}
+
+/// A child, as its parent knows it.
+struct Running {
+    number: usize,
+    child: Child,
+    lines: Receiver<String>,
+    role: String,
+    is_hit: bool,
+    has_ended: bool,
+    goes_on_at: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Told {
+    acknowledged: BTreeSet<usize>,
+    loaded: BTreeSet<usize>,
+    /// Children that became primary, in that order.
+    primaries: Vec<usize>,
+    moved: usize,
+}
+
+impl Running {
+    fn start(place: &Place, number: usize, crash: Option<&str>) -> Running {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "roles::processes::child", "--nocapture"]).env_remove(CRASH_POINT_VARIABLE);
+        let Location::File(path) = place.location() else { panic!("a pool is a file") };
+        command.env(POOL_VARIABLE, path).env(SEED_VARIABLE, number.to_string());
+        if let Some(crash) = crash {
+            command.env(CRASH_POINT_VARIABLE, crash);
+        }
+        let errors = place.file(&format!("errors-{number}"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(|line| line.ok()) {
+                // Nobody may want the rest.
+                let _ = sender.send(line);
+            }
+        });
+        let role = String::new();
+        Running { number, child, lines, role, is_hit: false, has_ended: false, goes_on_at: None }
+    }
+
+    fn hear(&mut self, told: &mut Told) {
+        loop {
+            let line = match self.lines.try_recv() {
+                Ok(line) => line,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.has_ended = true;
+                    return;
+                }
+            };
+            let mut words = line.split(' ');
+            let (what, number) = (words.next().unwrap_or_default(), words.next().and_then(|word| word.parse().ok()));
+            match (what, number) {
+                ("ack", Some(start)) => drop(told.acknowledged.insert(start)),
+                ("load", Some(start)) => drop(told.loaded.insert(start)),
+                ("moved", Some(_)) => told.moved += 1,
+                ("primary", _) if self.role != "primary" => {
+                    self.role = "primary".to_owned();
+                    told.primaries.push(self.number);
+                }
+                ("standby" | "fenced", _) => self.role = what.to_owned(),
+                ("failed", _) => panic!("host {} cannot follow: {line}", self.number),
+                _ => {}
+            }
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(status.unwrap().success());
+    }
+}
+
+/// All that children may end at.
+fn crash_points() -> Vec<&'static str> {
+    let own = crate::CRASH_POINTS.iter().filter(|point| !point.starts_with("checkpoint"));
+    let log = tidepool_log::CRASH_POINTS.iter().chain(tidepool_log::POOL_CRASH_POINTS);
+    let of_files = ["log.noted", "log.segment.renamed", "log.segment.removed", "log.recycle", "log.segment.forgotten"];
+    let log = log.filter(|point| !of_files.contains(point) && !point.starts_with("log.tee"));
+    own.chain(crate::ROLE_CRASH_POINTS).chain(log).chain(tidepool_pool::CRASH_POINTS).copied().collect()
+}
+
+/// So many processes become primary one after the other.
+fn failovers(seed: u64, count: usize) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let place = Place::new();
+    let points = crash_points();
+    let (mut hosts, mut told) = (Vec::<Running>::new(), Told::default());
+    let (mut started, mut heard) = (0, Instant::now());
+    let mut hit_at = None;
+    while told.primaries.len() < count {
+        while hosts.len() < 2 {
+            // The first may write for a while.
+            let crash = if started > 0 && random.random_range(0..3) == 0 {
+                let point = points[random.random_range(0..points.len())];
+                Some(format!("{point}:{}", random.random_range(1..30)))
+            } else {
+                None
+            };
+            hosts.push(Running::start(&place, started, crash.as_deref()));
+            started += 1;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        let before = (told.acknowledged.len(), told.primaries.len(), started);
+        for host in &mut hosts {
+            host.hear(&mut told);
+            if host.goes_on_at.is_some_and(|at| at <= Instant::now()) {
+                host.goes_on_at = None;
+                // If it was not taken over from meanwhile, it is to be hit again.
+                host.is_hit = false;
+                // It may have been ended by the one that took over from it.
+                let _ = Command::new("kill").args(["-CONT", &host.child.id().to_string()]).status();
+            }
+        }
+        if before != (told.acknowledged.len(), told.primaries.len(), started) {
+            heard = Instant::now();
+        }
+        let state = || hosts.iter().map(|host| (host.number, host.role.clone(), host.is_hit)).collect::<Vec<_>>();
+        assert!(heard.elapsed() < WAIT, "seed {seed}: nobody is primary: {:?} {}", state(), place.errors());
+        hosts.retain_mut(|host| {
+            if host.has_ended {
+                host.child.wait().unwrap();
+            }
+            !host.has_ended
+        });
+        let is_followed = hosts.iter().any(|host| host.role == "standby");
+        let Some(primary) = hosts.iter_mut().find(|host| host.role == "primary" && !host.is_hit) else {
+            hit_at = None;
+            continue;
+        };
+        let at = *hit_at.get_or_insert_with(|| Instant::now() + Duration::from_millis(random.random_range(20..400)));
+        if at > Instant::now() || !is_followed && random.random_range(0..1000) > 0 {
+            continue;
+        }
+        (primary.is_hit, hit_at) = (true, None);
+        if random.random_range(0..3) > 0 {
+            primary.child.kill().unwrap();
+        } else {
+            primary.signal("-STOP");
+            // Some wake while they are taken over from.
+            primary.goes_on_at = Some(Instant::now() + TIMEOUT.mul_f64(random.random_range(0.5..1.5)));
+        }
+    }
+    for mut host in hosts {
+        host.child.kill().unwrap();
+        host.child.wait().unwrap();
+        while !host.has_ended {
+            host.hear(&mut told);
+            std::thread::yield_now();
+        }
+    }
+    let database = place.open("last", PoolRole::Auto);
+    assert_eq!(database.role(), HostRole::Primary);
+    let numbers = |table: &str| -> BTreeSet<usize> {
+        let number = |row: &String| row.split('|').next().unwrap().parse().unwrap();
+        rows(&database, table).iter().map(number).collect()
+    };
+    let whole = |table: &str, rows: usize, told: &BTreeSet<usize>| {
+        let mut found = numbers(table);
+        for start in told {
+            assert!((*start..start + rows).all(|number| found.remove(&number)), "seed {seed}: {start} is lost");
+        }
+        // Others were committed, and their processes died before they said so: none in part.
+        while let Some(start) = found.first().copied() {
+            let is_whole = start.is_multiple_of(ROWS) && (start..start + rows).all(|number| found.remove(&number));
+            assert!(is_whole, "seed {seed}: {start} of {table} is there in part");
+        }
+    };
+    whole("one", ROWS, &told.acknowledged);
+    whole("loads", LOAD, &told.loaded);
+    assert_eq!(numbers("left").len() + numbers("right").len(), MOVED, "seed {seed}");
+    for checked in database.check(&|| Ok(())).unwrap() {
+        assert!(checked.faults.is_empty(), "{}: {:?}", checked.object, checked.faults);
+    }
+    database.close().unwrap();
+    drop(database);
+    place.checked();
+    let (acknowledged, loaded) = (told.acknowledged.len(), told.loaded.len());
+    println!(
+        "seed {seed}: {} primaries of {started} processes; {acknowledged} insertions, {loaded} loads, {} transfers",
+        told.primaries.len(),
+        told.moved
+    );
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_primaries_die() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
+    let start = Instant::now();
+    let mut seed = first;
+    while seed == first || start.elapsed() < Duration::from_secs(seconds) {
+        failovers(seed, if seconds > 0 { 10 } else { 5 });
+        seed += 1;
+    }
+}
