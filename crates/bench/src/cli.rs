@@ -31,7 +31,8 @@ pub struct BenchArgs {
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
     /// local cache. Or transactions by the embedded API:
     /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses. Or both: ch, the
-    /// CH-benCHmark, TPC-C's transactions beside analytical queries over the same tables. Or a server: overload, asked by many
+    /// CH-benCHmark, TPC-C's transactions beside analytical queries over the same tables. Or servers: failover, how soon clients of
+    /// a killed host go on at another; and overload, one asked by many
     /// connections for a multiple of the transactions that it can do. Or TPC-C and TPC-DS: expander, the study of memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
@@ -92,9 +93,9 @@ pub struct BenchArgs {
     /// ch: processors that queries run on, such as 1 or 2-3; terminals have the others [default: the last]
     #[arg(long)]
     pub analytics_cores: Option<String>,
-    /// overload: connections
-    #[arg(long, default_value_t = 1000)]
-    pub connections: usize,
+    /// Connections [default: overload: 1000; failover: 16]
+    #[arg(long)]
+    pub connections: Option<usize>,
     /// overload: transactions offered, as a multiple of the most that are done for few connections
     #[arg(long, default_value_t = 10.0)]
     pub factor: f64,
@@ -113,6 +114,8 @@ pub struct BenchArgs {
     /// Write each query's rows as CSV into this folder
     #[arg(long)]
     pub results: Option<PathBuf>,
+    #[command(flatten)]
+    pub failover: crate::failover::FailoverArgs,
     /// placement: be one of the study's two instances, which another process tells what to run
     #[arg(long, hide = true)]
     pub instance: bool,
@@ -172,6 +175,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
         "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
+        "failover" => return crate::failover::run_failover(&args).await,
         "overload" => return crate::overload::run_overload(&args).await,
         "ch" => return tokio::task::block_in_place(|| crate::ch::run_ch(&args)),
         "tpcc" => return tokio::task::block_in_place(|| crate::tpcc::run_tpcc(&args)),

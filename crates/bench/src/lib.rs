@@ -12,6 +12,7 @@ pub mod compare;
 pub mod disaggregation;
 pub mod engine;
 pub mod expander;
+pub mod failover;
 pub mod instance;
 pub mod load;
 pub mod observe;
@@ -30,6 +31,7 @@ pub mod tpch;
 pub mod workload;
 
 mod advise;
+mod client;
 mod demo;
 mod machine;
 mod mot;

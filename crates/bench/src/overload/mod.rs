@@ -5,13 +5,13 @@
 //! A transaction moves an amount to an account by its key, reads the balance and notes the amount, in five messages. At the end
 //! the server's rows are held against what it acknowledged.
 
-mod client;
 mod report;
 
 use crate::cli::BenchArgs;
+use crate::client::Client;
 use crate::machine::{self, Machine};
 use crate::progress::say;
-use client::Client;
+use crate::result::quantile;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +24,7 @@ use tokio::io::AsyncBufReadExt;
 use tokio::process::{Child, Command};
 
 const SECONDS: f64 = 10.0;
+const CONNECTIONS: usize = 1000;
 const ACCOUNTS: i64 = 100_000;
 
 /// Connections that the peak is looked for with.
@@ -140,7 +141,7 @@ impl Server {
 
 /// Measures, reports, and fails where the server lost something or broke a bound.
 pub async fn run_overload(args: &BenchArgs) -> Result<ExitCode> {
-    let connections = args.connections;
+    let connections = args.connections.unwrap_or(CONNECTIONS);
     let invalid = |message: &str| Error::new(SqlState::INVALID_PARAMETER_VALUE, message);
     if connections == 0 || connections > 20_000 {
         return Err(invalid("there must be between 1 and 20000 connections"));
@@ -305,12 +306,6 @@ async fn load(
         running_most,
         resident_bytes_most,
     })
-}
-
-/// The value that so much of them does not exceed.
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    let place = (sorted.len() as f64 * part).ceil() as usize;
-    sorted.get(place.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 async fn connection(

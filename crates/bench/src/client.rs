@@ -7,16 +7,31 @@ use tokio::net::TcpStream;
 
 /// What came of a statement.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// The SQLSTATE, if it failed.
     pub error: Option<String>,
     /// Texts of the rows' columns, one after the other; `None` for NULL.
     pub values: Vec<Option<String>>,
     /// The session is in a transaction block, failed or not.
     pub in_transaction: bool,
+    /// What the server said of itself, such as `in_hot_standby`.
+    pub settings: Vec<(String, String)>,
 }
 
-pub(super) struct Client {
+/// Who connects, and to what.
+#[derive(Clone, Debug)]
+pub(crate) struct Login {
+    pub user: String,
+    pub database: String,
+}
+
+impl Default for Login {
+    fn default() -> Login {
+        Login { user: "tidepool".to_owned(), database: "tidepool".to_owned() }
+    }
+}
+
+pub(crate) struct Client {
     stream: TcpStream,
     /// What was read and not yet looked at, from `start` on.
     input: Vec<u8>,
@@ -35,18 +50,23 @@ fn broken() -> Error {
 impl Client {
     /// As `tidepool`, to the database of that name, from this machine.
     pub async fn connect(address: &str) -> Result<Client> {
+        Ok(Client::log_in(address, &Login::default()).await?.0)
+    }
+
+    /// Without a password. Also what the server says of itself then.
+    pub async fn log_in(address: &str, login: &Login) -> Result<(Client, Answer)> {
         let stream = TcpStream::connect(address).await.map_err(|error| lost(&error))?;
         stream.set_nodelay(true).map_err(|error| lost(&error))?;
         let mut client = Client { stream, input: Vec::new(), start: 0, output: Vec::new() };
         let mut body = 196_608_u32.to_be_bytes().to_vec();
-        for text in ["user", "tidepool", "database", "tidepool", ""] {
+        for text in ["user", &login.user, "database", &login.database, ""] {
             body.extend(text.as_bytes());
             body.push(0);
         }
         client.output.extend((body.len() as u32 + 4).to_be_bytes());
         client.output.extend(body);
-        client.answer().await?.succeeded()?;
-        Ok(client)
+        let answer = client.answer().await?.succeeded()?;
+        Ok((client, answer))
     }
 
     fn message(&mut self, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
@@ -102,12 +122,20 @@ impl Client {
     async fn answer(&mut self) -> Result<Answer> {
         self.stream.write_all(&self.output).await.map_err(|error| lost(&error))?;
         self.output.clear();
-        let mut answer = Answer { error: None, values: Vec::new(), in_transaction: false };
+        let mut answer = Answer { error: None, values: Vec::new(), in_transaction: false, settings: Vec::new() };
         loop {
             let (kind, body) = self.next().await?;
             let body = &self.input[body];
             match kind {
-                b'E' => answer.error = Some(field(body, b'C').ok_or_else(broken)?),
+                b'E' => {
+                    let code = field(body, b'C').ok_or_else(broken)?;
+                    let is_fatal = field(body, b'V').is_some_and(|severity| severity != "ERROR");
+                    answer.error = Some(code);
+                    if is_fatal {
+                        return Ok(answer);
+                    }
+                }
+                b'S' => answer.settings.extend(setting(body)),
                 b'D' => read_row(body, &mut answer.values).ok_or_else(broken)?,
                 b'Z' => {
                     answer.in_transaction = body.first().is_some_and(|status| *status != b'I');
@@ -156,6 +184,11 @@ impl Answer {
         }
     }
 
+    /// Whether the server said that a setting has this value.
+    pub fn says(&self, setting: &str, value: &str) -> bool {
+        self.settings.iter().any(|(name, said)| name == setting && said == value)
+    }
+
     /// The number in a column of the first row.
     pub fn number(&self, column: usize) -> Result<i64> {
         let value = self.values.get(column).and_then(Option::as_deref);
@@ -168,6 +201,12 @@ fn field(body: &[u8], kind: u8) -> Option<String> {
     let fields = body.split(|byte| *byte == 0);
     let found = fields.into_iter().find(|field| field.first() == Some(&kind))?;
     Some(String::from_utf8_lossy(&found[1..]).into_owned())
+}
+
+/// The name and the value of a setting that is reported.
+fn setting(body: &[u8]) -> Option<(String, String)> {
+    let mut texts = body.split(|byte| *byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+    Some((texts.next()?, texts.next()?))
 }
 
 fn read_row(mut body: &[u8], values: &mut Vec<Option<String>>) -> Option<()> {

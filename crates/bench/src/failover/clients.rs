@@ -1,0 +1,181 @@
+//! Clients that insert rows one after the other, and look for the next host when theirs is gone, as a driver with a list of
+//! hosts does (libpq's multi-host URL with `target_session_attrs=read-write`).
+
+use crate::client::{Client, Login};
+use parking_lot::{Mutex, RwLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Between two rounds over the hosts when none of them takes writes.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// For a host to take a connection, as `connect_timeout` of libpq, whose least is two seconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// For an answer. A host that was stopped closes no connection, so a client without such a bound waits for ever.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) const TABLE: &str =
+    "CREATE TABLE acknowledged (client INT NOT NULL, number BIGINT NOT NULL, PRIMARY KEY (client, number))";
+
+/// The first statement that was acknowledged on a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct First {
+    /// When the connection was begun.
+    pub connected: Instant,
+    /// When the statement was sent, and when it was acknowledged.
+    pub begun: Instant,
+    pub acknowledged: Instant,
+}
+
+/// What a client did, numbers of its rows.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub acknowledged: BTreeSet<i64>,
+    /// Sent, and the connection ended before the answer.
+    pub in_doubt: BTreeSet<i64>,
+    /// Statements and connections that failed, by SQLSTATE.
+    pub failed: BTreeMap<String, u64>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    login: Login,
+    hosts: RwLock<Vec<String>>,
+    is_over: AtomicBool,
+    /// By client.
+    firsts: Vec<Mutex<Vec<First>>>,
+}
+
+/// Clients at work.
+#[derive(Debug)]
+pub(super) struct Clients {
+    shared: Arc<Shared>,
+    tasks: Vec<JoinHandle<Written>>,
+}
+
+impl Clients {
+    pub fn start(count: usize, login: &Login, hosts: Vec<String>) -> Clients {
+        let shared = Arc::new(Shared {
+            login: login.clone(),
+            hosts: RwLock::new(hosts),
+            is_over: AtomicBool::new(false),
+            firsts: (0..count).map(|_| Mutex::new(Vec::new())).collect(),
+        });
+        let tasks = (0..count).map(|client| tokio::spawn(run(client, Arc::clone(&shared)))).collect();
+        Clients { shared, tasks }
+    }
+
+    /// From now on clients look at these hosts, in this order.
+    pub fn look_at(&self, hosts: Vec<String>) {
+        *self.shared.hosts.write() = hosts;
+    }
+
+    /// For each client the time from `kill` to the first acknowledgement of a statement that it began afterwards, on a
+    /// connection that it began afterwards. A connection from before, and so its host, can be the killed one.
+    pub fn resumed_after(&self, kill: Instant) -> Vec<Option<Duration>> {
+        let after = |firsts: &Mutex<Vec<First>>| {
+            let firsts = firsts.lock();
+            let later = firsts.iter().filter(|first| first.connected >= kill && first.begun >= kill);
+            later.map(|first| first.acknowledged - kill).min()
+        };
+        self.shared.firsts.iter().map(after).collect()
+    }
+
+    /// Whether every client has had something acknowledged.
+    pub fn are_at_work(&self) -> bool {
+        self.shared.firsts.iter().all(|firsts| !firsts.lock().is_empty())
+    }
+
+    pub async fn stop(self) -> Result<Vec<Written>> {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        for task in self.tasks {
+            all.push(task.await.map_err(|error| Error::internal(format!("a client failed: {error}")))?);
+        }
+        Ok(all)
+    }
+}
+
+/// Connects to the first host that takes writes.
+async fn connect(shared: &Shared, failed: &mut BTreeMap<String, u64>) -> Option<(Client, Instant)> {
+    while !shared.is_over.load(Ordering::Relaxed) {
+        let hosts = shared.hosts.read().clone();
+        for host in &hosts {
+            let begun = Instant::now();
+            match try_host(host, &shared.login).await {
+                Ok(Some(client)) => return Some((client, begun)),
+                Ok(None) => {}
+                Err(error) => *failed.entry(error.code().code().to_owned()).or_default() += 1,
+            }
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+    None
+}
+
+/// `None`: the host takes no writes.
+async fn try_host(host: &str, login: &Login) -> Result<Option<Client>> {
+    let connecting = timeout(CONNECT_TIMEOUT, Client::log_in(host, login));
+    let (mut client, said) = connecting.await.map_err(|_| no_answer())??;
+    if said.says("in_hot_standby", "on") || said.says("default_transaction_read_only", "on") {
+        return Ok(None);
+    }
+    let prepared = client.prepare("put", "INSERT INTO acknowledged VALUES ($1, $2)");
+    timeout(ANSWER_TIMEOUT, prepared).await.map_err(|_| no_answer())??;
+    Ok(Some(client))
+}
+
+fn no_answer() -> Error {
+    Error::new(tidepool_base::SqlState::CONNECTION_FAILURE, "the host does not answer")
+}
+
+async fn run(number: usize, shared: Arc<Shared>) -> Written {
+    let mut written = Written::default();
+    let mut next = 0;
+    while let Some((mut client, connected)) = connect(&shared, &mut written.failed).await {
+        let mut is_first = true;
+        while !shared.is_over.load(Ordering::Relaxed) {
+            next += 1;
+            let begun = Instant::now();
+            // A row that failed without a word, or with one, is not sent again, so that each has one outcome.
+            let failure = match timeout(ANSWER_TIMEOUT, client.execute("put", &[number as i64, next])).await {
+                Ok(Ok(answer)) => match answer.error {
+                    None => None,
+                    Some(code) => {
+                        // A statement that the server refused is not there, unless the server says that it does not know.
+                        let is_in_doubt = code.starts_with("08") || code.starts_with("57") || code == "40003";
+                        if is_in_doubt {
+                            written.in_doubt.insert(next);
+                        }
+                        Some(code)
+                    }
+                },
+                Ok(Err(error)) => {
+                    written.in_doubt.insert(next);
+                    Some(error.code().code().to_owned())
+                }
+                Err(_) => {
+                    written.in_doubt.insert(next);
+                    Some("no answer".to_owned())
+                }
+            };
+            if let Some(code) = failure {
+                *written.failed.entry(code).or_default() += 1;
+                break;
+            }
+            written.acknowledged.insert(next);
+            if is_first {
+                is_first = false;
+                let first = First { connected, begun, acknowledged: Instant::now() };
+                shared.firsts[number].lock().push(first);
+            }
+        }
+    }
+    written
+}

@@ -1,0 +1,246 @@
+//! Hosts that can be killed: of a pool that this program makes, or of a cluster that others run.
+
+use crate::client::{Client, Login};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tokio::io::AsyncBufReadExt;
+use tokio::process::{Child, Command};
+
+/// For a host to start, to follow, or to be the one that takes writes.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const READY_PAUSE: Duration = Duration::from_millis(5);
+
+/// How a host is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Signal {
+    /// SIGKILL
+    Kill,
+    /// SIGSTOP: it is there and does nothing
+    Stop,
+}
+
+#[derive(Debug)]
+pub(super) enum Cluster {
+    Pool(PoolHosts),
+    Others(OtherHosts),
+}
+
+/// This program as two hosts of a pool that it made.
+#[derive(Debug)]
+pub(super) struct PoolHosts {
+    program: PathBuf,
+    pool: String,
+    /// Of the pool, if it was made here.
+    file: Option<PathBuf>,
+    near: Option<ByteSize>,
+    settings: Vec<String>,
+    hosts: Vec<PoolHost>,
+    started: u32,
+    signal: Signal,
+}
+
+#[derive(Debug)]
+struct PoolHost {
+    process: Child,
+    address: String,
+}
+
+#[derive(Debug)]
+pub(super) struct OtherHosts {
+    pub addresses: Vec<String>,
+    /// Commands of a shell; FAILOVER_HOST is the address of the host that is meant.
+    pub kill: String,
+    pub restore: String,
+    killed: Option<String>,
+}
+
+fn no_host(what: &str) -> Error {
+    Error::new(SqlState::CONNECTION_FAILURE, format!("no host {what} within {} s", READY_TIMEOUT.as_secs()))
+}
+
+/// Whether the host at an address follows another. `None`: it does not answer.
+async fn follows(address: &str, login: &Login) -> Option<bool> {
+    let connecting = tokio::time::timeout(Duration::from_secs(2), Client::log_in(address, login));
+    let (mut client, _) = connecting.await.ok()?.ok()?;
+    let answer = client.query("SELECT pg_is_in_recovery()").await.ok()?;
+    Some(answer.values.first()?.as_deref()? == "t")
+}
+
+/// How many hosts follow the one at an address.
+async fn followers(address: &str, login: &Login) -> Option<i64> {
+    let connecting = tokio::time::timeout(Duration::from_secs(2), Client::log_in(address, login));
+    let (mut client, _) = connecting.await.ok()?.ok()?;
+    let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+    client.query(sql).await.ok()?.succeeded().ok()?.number(0).ok()
+}
+
+async fn shell(command: &str, host: &str) -> Result<()> {
+    let status = Command::new("sh").arg("-c").arg(command).env("FAILOVER_HOST", host).status().await;
+    let status = status.map_err(|error| Error::io(format!("run \"{command}\""), &error))?;
+    if !status.success() {
+        return Err(Error::new(SqlState::IO_ERROR, format!("\"{command}\" failed: {status}")));
+    }
+    Ok(())
+}
+
+impl PoolHosts {
+    /// Makes a pool at a location, or a file of that size in shared memory, and starts two hosts.
+    pub async fn start(
+        location: Option<&str>,
+        size: ByteSize,
+        near: Option<ByteSize>,
+        settings: &[String],
+        signal: Signal,
+    ) -> Result<PoolHosts> {
+        let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
+        let (pool, file) = match location {
+            Some(location) => (location.to_owned(), None),
+            None => {
+                let file = PathBuf::from(format!("/dev/shm/tidepool-failover-{}", std::process::id()));
+                (format!("file:{}", file.display()), Some(file))
+            }
+        };
+        if file.is_some() {
+            let size = size.0.to_string();
+            let mut create = Command::new(&program);
+            create.args(["pool", "create", &pool, "--size", &size]).stdout(Stdio::null());
+            let made = create.status().await.map_err(|error| Error::io("make a pool", &error))?;
+            if !made.success() {
+                return Err(Error::internal(format!("the pool was not made: {made}")));
+            }
+        }
+        let settings = settings.to_vec();
+        let mut hosts =
+            PoolHosts { program, pool, file, near, settings, hosts: Vec::new(), started: 0, signal };
+        hosts.start_host().await?;
+        hosts.start_host().await?;
+        Ok(hosts)
+    }
+
+    async fn start_host(&mut self) -> Result<()> {
+        self.started += 1;
+        let mut command = Command::new(&self.program);
+        command.args(["serve", "--pool", &self.pool, "--role", "auto", "--listen", "127.0.0.1:0"]);
+        command.arg("--name").arg(format!("h{}", self.started));
+        if let Some(near) = self.near {
+            command.args(["--near", &near.0.to_string()]);
+        }
+        command.args(&self.settings);
+        command.stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().map_err(|error| Error::io("start a host", &error))?;
+        let output = process.stdout.take().ok_or_else(|| Error::internal("a host without output"))?;
+        let mut lines = tokio::io::BufReader::new(output).lines();
+        let line = lines.next_line().await.map_err(|error| Error::io("read what the host says", &error))?;
+        let line = line.unwrap_or_default();
+        let address = line.split('@').nth(1).and_then(|rest| rest.split('/').next());
+        let Some(address) = address else {
+            return Err(Error::internal(format!("the host did not start: \"{line}\"")));
+        };
+        self.hosts.push(PoolHost { process, address: address.to_owned() });
+        Ok(())
+    }
+
+    async fn end(&mut self, address: &str) -> Result<Instant> {
+        let host = self.hosts.iter_mut().find(|host| host.address == address);
+        let host = host.ok_or_else(|| Error::internal(format!("no host is at {address}")))?;
+        let failed = |error| Error::io("end a host", &error);
+        match self.signal {
+            Signal::Kill => {
+                let at = Instant::now();
+                host.process.start_kill().map_err(failed)?;
+                Ok(at)
+            }
+            Signal::Stop => {
+                let id = host.process.id().unwrap_or_default().to_string();
+                let status = Command::new("kill").args(["-STOP", &id]).status().await.map_err(failed)?;
+                if !status.success() {
+                    return Err(Error::internal(format!("the host was not stopped: {status}")));
+                }
+                Ok(Instant::now())
+            }
+        }
+    }
+
+    /// Another host takes the place of what was ended.
+    async fn replace(&mut self, address: &str) -> Result<()> {
+        if let Some(place) = self.hosts.iter().position(|host| host.address == address) {
+            let mut host = self.hosts.remove(place);
+            host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
+        }
+        self.start_host().await
+    }
+
+    async fn stop(mut self) -> Result<()> {
+        for host in &mut self.hosts {
+            host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
+        }
+        match &self.file {
+            Some(file) => std::fs::remove_file(file)
+                .map_err(|error| Error::io(format!("remove \"{}\"", file.display()), &error)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OtherHosts {
+    pub fn new(addresses: Vec<String>, kill: String, restore: String) -> OtherHosts {
+        OtherHosts { addresses, kill, restore, killed: None }
+    }
+}
+
+impl Cluster {
+    pub fn addresses(&self) -> Vec<String> {
+        match self {
+            Cluster::Pool(hosts) => hosts.hosts.iter().map(|host| host.address.clone()).collect(),
+            Cluster::Others(hosts) => hosts.addresses.clone(),
+        }
+    }
+
+    /// The address of the host that takes writes, once another follows it.
+    pub async fn ready(&self, login: &Login) -> Result<String> {
+        let end = Instant::now() + READY_TIMEOUT;
+        while Instant::now() < end {
+            for address in self.addresses() {
+                if follows(&address, login).await == Some(false) && followers(&address, login).await > Some(0) {
+                    return Ok(address);
+                }
+            }
+            tokio::time::sleep(READY_PAUSE).await;
+        }
+        Err(no_host("takes writes and is followed"))
+    }
+
+    /// When the host at an address was ended.
+    pub async fn end(&mut self, address: &str) -> Result<Instant> {
+        match self {
+            Cluster::Pool(hosts) => hosts.end(address).await,
+            Cluster::Others(hosts) => {
+                let at = Instant::now();
+                shell(&hosts.kill, address).await?;
+                hosts.killed = Some(address.to_owned());
+                Ok(at)
+            }
+        }
+    }
+
+    /// Lets a host follow in the place of the one that was ended.
+    pub async fn restore(&mut self, address: &str) -> Result<()> {
+        match self {
+            Cluster::Pool(hosts) => hosts.replace(address).await,
+            Cluster::Others(hosts) => {
+                hosts.killed = None;
+                shell(&hosts.restore, address).await
+            }
+        }
+    }
+
+    pub async fn stop(self) -> Result<()> {
+        match self {
+            Cluster::Pool(hosts) => hosts.stop().await,
+            Cluster::Others(_) => Ok(()),
+        }
+    }
+}

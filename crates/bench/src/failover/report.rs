@@ -1,0 +1,65 @@
+//! What was measured, as Markdown.
+
+use super::{FailoverResult, Signal};
+use crate::result::quantile;
+use std::fmt::Write;
+use tidepool_base::ByteSize;
+
+pub(super) fn markdown(result: &FailoverResult) -> String {
+    let mut text = String::new();
+    // Writing into a string does not fail.
+    let _ = write(result, &mut text);
+    text
+}
+
+fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
+    let machine = &result.machine;
+    let ended = match result.signal {
+        Signal::Kill => "killed (SIGKILL)",
+        Signal::Stop => "stopped (SIGSTOP)",
+    };
+    writeln!(text, "# Failover\n")?;
+    writeln!(
+        text,
+        "By `tidepool bench failover --kills {} --connections {}`. Machine: {}, {} CPUs, {} GB, Linux {}; hosts and clients \
+         share it. Hosts: {}{}. The host that takes writes was {ended} {} times, under {} clients that insert rows as \
+         fast as they are acknowledged.\n",
+        result.kills.len(),
+        result.connections,
+        machine.cpu,
+        machine.cpus,
+        machine.memory_bytes >> 30,
+        machine.kernel,
+        result.hosts,
+        match result.resident_bytes {
+            0 => String::new(),
+            bytes => format!(", with {} of other rows", ByteSize(bytes)),
+        },
+        result.kills.len(),
+        result.connections,
+    )?;
+    writeln!(
+        text,
+        "From the kill to a client's first acknowledgement of a statement that it began afterwards: p50 **{:.1} ms**, \
+         p99 **{:.1} ms**, longest {:.1} ms. Of {} acknowledged rows {} are lost; {} statements ended without an answer, {} \
+         of them are there; {} rows are there that nobody wrote.\n",
+        result.p50_ms,
+        result.p99_ms,
+        result.max_ms,
+        result.acknowledged,
+        result.lost,
+        result.in_doubt,
+        result.in_doubt_there,
+        result.invented
+    )?;
+    writeln!(text, "| kill | first client, ms | p50 | last client |")?;
+    writeln!(text, "| ---: | ---: | ---: | ---: |")?;
+    for (kill, times) in (1..).zip(&result.kills) {
+        let [first, middle, last] = [0.0, 0.5, 1.0].map(|part| quantile(times, part));
+        writeln!(text, "| {kill} | {first:.1} | {middle:.1} | {last:.1} |")?;
+    }
+    for (code, count) in &result.failed {
+        writeln!(text, "\n{count} statements or connections failed with {code}.")?;
+    }
+    Ok(())
+}
