@@ -29,11 +29,11 @@ pub use crate::observe::{ObserveArgs, run_observe};
 pub struct BenchArgs {
     /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
-    /// local cache. Or transactions by the embedded API:
-    /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses. Or both: ch, the
-    /// CH-benCHmark, TPC-C's transactions beside analytical queries over the same tables. Or servers: failover, how soon clients of
-    /// a killed host go on at another; and overload, one asked by many
-    /// connections for a multiple of the transactions that it can do. Or TPC-C and TPC-DS: expander, the study of memory expanders
+    /// local cache. Or transactions by the embedded API: tpcc, and mot, TPC-C by what of it is far, with its log on a file
+    /// or in memory, and single accesses. Or both: ch, the CH-benCHmark, TPC-C's transactions beside analytical queries over
+    /// the same tables. Or servers: failover, how soon clients of a killed host go on at another; and overload, one asked by
+    /// many connections for a multiple of the transactions that it can do. Or TPC-C and TPC-DS: expander, the study of
+    /// memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]

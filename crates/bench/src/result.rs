@@ -232,6 +232,12 @@ pub fn stable_hash(text: &str) -> String {
     format!("{hash:016x}")
 }
 
+/// The value that so much of them does not exceed.
+pub fn quantile(sorted: &[f64], part: f64) -> f64 {
+    let place = (sorted.len() as f64 * part).ceil() as usize;
+    sorted.get(place.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,10 +253,4 @@ mod tests {
         assert!(said(0.12, None, 0.10).contains("not known"));
         assert!(said(0.0, Some(0.05), 0.10).contains("exceeds it"), "an effect that was not seen");
     }
-}
-
-/// The value that so much of them does not exceed.
-pub fn quantile(sorted: &[f64], part: f64) -> f64 {
-    let place = (sorted.len() as f64 * part).ceil() as usize;
-    sorted.get(place.saturating_sub(1)).copied().unwrap_or(0.0)
 }

@@ -113,8 +113,7 @@ impl PoolHosts {
             }
         }
         let settings = settings.to_vec();
-        let mut hosts =
-            PoolHosts { program, pool, file, near, settings, hosts: Vec::new(), started: 0, signal };
+        let mut hosts = PoolHosts { program, pool, file, near, settings, hosts: Vec::new(), started: 0, signal };
         hosts.start_host().await?;
         hosts.start_host().await?;
         Ok(hosts)
@@ -178,8 +177,9 @@ impl PoolHosts {
             host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
         }
         match &self.file {
-            Some(file) => std::fs::remove_file(file)
-                .map_err(|error| Error::io(format!("remove \"{}\"", file.display()), &error)),
+            Some(file) => {
+                std::fs::remove_file(file).map_err(|error| Error::io(format!("remove \"{}\"", file.display()), &error))
+            }
             None => Ok(()),
         }
     }

@@ -124,12 +124,7 @@ pub async fn run_failover(args: &BenchArgs) -> Result<ExitCode> {
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn measure(
-    args: &BenchArgs,
-    mut cluster: Cluster,
-    login: &Login,
-    connections: usize,
-) -> Result<FailoverResult> {
+async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connections: usize) -> Result<FailoverResult> {
     let options = &args.failover;
     let resident = options.resident.map_or(0, |bytes| bytes.0);
     let primary = cluster.ready(login).await?;
