@@ -20,6 +20,7 @@ use crate::blocks::{Cursor, Source, Verdict, damaged, header_of};
 use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
 use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, LogPosition, SegmentHeader};
 use crate::room::lock;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,6 +159,7 @@ impl<H: PoolHost> PoolDevice<H> {
     /// Enters the first segment, and begins the term's log there. The host runs after that. 57P02 where the term was ended
     /// meanwhile.
     pub fn begin(&self, reign: Reign) -> Result<u64> {
+        self.collect_empty()?;
         let next = lock(&self.upkeep).newest + 1;
         let (number, _) = self.create_next(next)?;
         let (books, database) = (self.host.books(), self.host.database());
@@ -215,6 +217,31 @@ impl<H: PoolHost> PoolDevice<H> {
             }
         }
         self.collect_unnamed()
+    }
+
+    /// Takes the segments of terms that ended without a block out of the table: no reader enters them. A host that dies again
+    /// and again before its first block would take an extent each time.
+    fn collect_empty(&self) -> Result<()> {
+        let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
+        let source = PoolSource::new(self.host.clone());
+        let mut known = HashMap::new();
+        for place in 0..SEGMENTS as u64 {
+            let entry = host.told(books.load(books.layout.segment(database, place)))?;
+            if entry == Entry::NONE || entry.term >= self.term {
+                continue;
+            }
+            let is_empty = match known.get(&entry.term) {
+                Some(is_empty) => *is_empty,
+                None => source.end_of(entry.term.0.into(), 0)? == Some(None),
+            };
+            known.insert(entry.term, is_empty);
+            if is_empty && host.told(books.forget_segment(database, place, entry))? {
+                crash_point("log.segment.forgotten");
+                // One whose writer may live goes later, as an orphan that the table does not name.
+                self.give_back(entry.extent)?;
+            }
+        }
+        Ok(())
     }
 
     /// What its header says, and of a segment that was not begun what its place can be. An earlier term's late entry may be

@@ -12,14 +12,17 @@
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-log --lib simulated -- --nocapture`
 
 use crate::LogConfig;
+use crate::files::SimulatedFiles;
 use crate::format::DatabaseIdentity;
 use crate::log::{Appender, Log, RecordKind};
 use crate::pool_device::{PoolDevice, PoolHost, PoolSource};
 use crate::room::lock;
 use crate::seal::seal_before;
 use crate::tail::{Begun, Next, Tail};
+use crate::tee::{FileSource, Tee};
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -123,6 +126,8 @@ struct State {
     /// The first is no record without the second.
     pairs: Vec<((u64, u64), (u64, u64))>,
     ends: Vec<(usize, u64, Contents)>,
+    /// The second tier of each host: its files, what it does not have, and up to where it promised to have the rest.
+    tees: Vec<Option<(SimulatedFiles, u64, u64)>>,
     seen: BTreeMap<&'static str, u64>,
 }
 
@@ -483,6 +488,8 @@ impl PoolHost for SimulatedHost {
 struct Applied {
     contents: Contents,
     floor: u64,
+    /// The manifest from which it went on, and where in the log.
+    since: (u64, Option<(u64, u64)>),
 }
 
 fn payload(ts: u64, term: u64, len: usize) -> Vec<u8> {
@@ -563,7 +570,8 @@ fn attach(host: &Arc<SimulatedHost>) -> Result<(Tail<PoolSource<SimulatedHost>>,
     if let Some((_, number)) = manifest.from {
         host.told(books.need_log_from(host.host, number))?;
     }
-    Ok((tail, Applied { contents: manifest.contents, floor: manifest.ts }))
+    let Manifest { ts, from, contents } = manifest;
+    Ok((tail, Applied { contents, floor: ts, since: (ts, from) }))
 }
 
 /// One life of a host: it follows, takes over now and then, and writes until its term is taken.
@@ -659,6 +667,7 @@ fn promote(
     }
     let mut root = host.told(books.stamp_root(DATA))?;
     let before = tail.into_before();
+    let (manifest_ts, manifest_from) = applied.since;
     // Numbers that begin anew in the table soon.
     let newest = if before.end.segment() > 0 { before.end.segment() } else { world.lock().first_number };
     let device = Arc::new(PoolDevice::new(host.clone(), reign, newest));
@@ -684,6 +693,7 @@ fn promote(
     };
     let log = Log::begin(device.clone(), config, Begun { term, first, before }, Box::new(floor))?;
     let (mut appender, mut other) = (log.appender()?, log.appender()?);
+    let mut tee = Copying::begin(host, manifest_ts, manifest_from, &device)?;
     let never = || Ok(());
     // Appended and not acknowledged yet.
     let mut waiting = Contents::new();
@@ -748,6 +758,11 @@ fn promote(
                 Ok(())
             }
         })();
+        if draw(3) == 0
+            && let Some(tee) = &mut tee
+        {
+            tee.step(host, &device)?;
+        }
         let full = match outcome {
             Err(error) if error.code() == SqlState::DISK_FULL => {
                 appender.abandon();
@@ -781,6 +796,72 @@ fn promote(
     Ok(())
 }
 
+/// The second tier of a primary.
+struct Copying {
+    tee: Tee<PoolSource<SimulatedHost>>,
+}
+
+impl Copying {
+    /// `None`: its files are not of this log, or it has none. Where a manifest stands for what is before, nothing of that is
+    /// in the files.
+    fn begin(
+        host: &Arc<SimulatedHost>,
+        ts: u64,
+        from: Option<(u64, u64)>,
+        device: &PoolDevice<SimulatedHost>,
+    ) -> Result<Option<Copying>> {
+        let (world, me) = (host.world(), host.me());
+        if me % 2 == 0 {
+            return Ok(None);
+        }
+        let (disk, is_fresh) = {
+            let mut state = world.lock();
+            if state.lives[me] == Life::Dead {
+                return Ok(None);
+            }
+            let is_fresh = state.tees[me].is_none();
+            (state.tees[me].get_or_insert_with(|| (SimulatedFiles::new(1), ts, 0)).0.clone(), is_fresh)
+        };
+        // Late, and not what the files miss: what was given back before is gone.
+        device.kept_from().store(from.map_or(0, |(_, number)| number), Ordering::Release);
+        let files = FileSource::open(Arc::new(disk), Path::new("/tee"), EXTENT_BYTES, IDENTITY)?;
+        match Tee::open(PoolSource::new(host.clone()), files, from) {
+            Ok(mut tee) => {
+                device.kept_from().store(tee.needed_from(), Ordering::Release);
+                if let Some((term, number)) = from.filter(|_| is_fresh) {
+                    tee.remove_before(term, number)?;
+                }
+                // Behind a gap it promises nothing.
+                Ok(Some(Copying { tee }).filter(|copying| copying.tee.is_complete()))
+            }
+            Err(error) if error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+                device.kept_from().store(u64::MAX, Ordering::Release);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn step(&mut self, host: &Arc<SimulatedHost>, device: &PoolDevice<SimulatedHost>) -> Result<()> {
+        let (world, me) = (host.world(), host.me());
+        match self.tee.step() {
+            Ok(_) => {}
+            // Another host reigns, and has given back what this one has not copied.
+            Err(error) if error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {}
+            Err(error) => return Err(error),
+        }
+        device.kept_from().store(self.tee.needed_from(), Ordering::Release);
+        let durable = self.tee.durable().0;
+        world.say(me, |state| {
+            state.note("blocks are copied");
+            if let Some((_, _, promised)) = &mut state.tees[me] {
+                *promised = durable.max(*promised);
+            }
+        });
+        Ok(())
+    }
+}
+
 /// A history. What was wrong with it, or how often things happened.
 fn history(seed: u64, mutant: Option<Mutant>) -> std::result::Result<BTreeMap<&'static str, u64>, String> {
     let state = State {
@@ -801,6 +882,7 @@ fn history(seed: u64, mutant: Option<Mutant>) -> std::result::Result<BTreeMap<&'
         shown: Contents::new(),
         pairs: Vec::new(),
         ends: Vec::new(),
+        tees: vec![None; HOSTS],
         seen: BTreeMap::new(),
     };
     let runs = (0..=HOSTS).map(|_| Condvar::new()).collect();
@@ -904,6 +986,30 @@ fn look(world: &Arc<World>, last: &Arc<SimulatedHost>) -> std::result::Result<BT
             return Err(format!("{ts} was {what} in term {term}, and is {:?} in the end", contents.get(ts)));
         }
     }
+    for (me, (disk, since, promised)) in state.tees.iter().enumerate().filter_map(|(me, tee)| Some((me, tee.as_ref()?)))
+    {
+        let files =
+            FileSource::open(Arc::new(disk.clone()), Path::new("/tee"), EXTENT_BYTES, IDENTITY).map_err(show)?;
+        let mut tail = Tail::open(files.clone(), IDENTITY, files.oldest().map_err(show)?);
+        tail.skip_to(CommitTs(*since));
+        let mut copied = Contents::new();
+        while let Next::Batch(batch) = tail.read().map_err(show)? {
+            for record in &batch.records {
+                let bytes = tail.payload_of(record).map_err(show)?;
+                copied.insert(record.ts.0, word(&bytes, 8));
+            }
+        }
+        if let Some((ts, term)) = copied.iter().find(|(ts, term)| contents.get(ts) != Some(term)) {
+            return Err(format!(
+                "{ts} is in the files of host {me} in term {term}, and is {:?} in the end",
+                contents.get(ts)
+            ));
+        }
+        let missing = contents.iter().find(|(ts, _)| (since + 1..=*promised).contains(*ts) && !copied.contains_key(ts));
+        if let Some((ts, term)) = missing {
+            return Err(format!("host {me} promised {promised}, and its files are without {ts} of term {term}"));
+        }
+    }
     for ((late, term), (early, of)) in &state.pairs {
         if contents.get(late) == Some(term) && contents.get(early) != Some(of) {
             return Err(format!("{late} of term {term} is there without {early}"));
@@ -942,7 +1048,7 @@ fn nothing_acknowledged_is_lost_and_nothing_is_shown_that_does_not_stay() {
     println!("{seen:?} in {:?}", start.elapsed());
     let wanted =
         ["a host dies", "a host sleeps", "a term is taken", "a term is lost", "a batch is shown", "acknowledged"];
-    let more = ["a checkpoint", "segments go", "a line of the ring is taken again"];
+    let more = ["a checkpoint", "segments go", "a line of the ring is taken again", "blocks are copied"];
     for what in wanted.into_iter().chain(more) {
         assert!(seen.contains_key(what), "no history had: {what}");
     }
