@@ -16,7 +16,7 @@ use crate::words::{
 use parking_lot::{Condvar, Mutex};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
@@ -78,6 +78,8 @@ pub struct Member {
     database: Database,
     /// Where the last lease was found.
     hint: AtomicU32,
+    /// Extents that can be leased one by one before the quota is looked at again.
+    quota_left: AtomicU64,
     stop: Arc<Stop>,
     beats: Option<JoinHandle<()>>,
     has_left: bool,
@@ -107,8 +109,8 @@ impl Member {
                 .spawn(move || beat(&pool, host, &stop, period))
                 .map_err(|error| Error::io("start a thread", &error))
         };
-        let hint = AtomicU32::new(0);
-        let mut member = Member { pool, host, database, hint, stop, beats: None, has_left: false };
+        let (hint, quota_left) = (AtomicU32::new(0), AtomicU64::new(0));
+        let mut member = Member { pool, host, database, hint, quota_left, stop, beats: None, has_left: false };
         member.beats = Some(beats?);
         member.attach()?;
         Ok(member)
@@ -224,9 +226,15 @@ impl Member {
         Err(Refusal::Full)
     }
 
-    /// As `check_quota`, for one more.
+    /// As `check_quota`, for one more. Counting looks at all extents, so it is done once for many of them where much of the
+    /// quota is left: hosts of the database may go beyond it by what they have in hand.
     fn is_at_quota(&self) -> std::result::Result<bool, Refusal> {
+        const AT_A_TIME: u64 = 64;
         if self.database == Database::NONE {
+            return Ok(false);
+        }
+        let take = |left: u64| left.checked_sub(1);
+        if self.quota_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             return Ok(false);
         }
         let books = self.pool.books();
@@ -234,7 +242,10 @@ impl Member {
         if quota == 0 {
             return Ok(false);
         }
-        Ok(self.used_by_database()? >= quota)
+        let left = quota.saturating_sub(self.used_by_database()?);
+        // Near the quota each is counted.
+        self.quota_left.store((left / 16).min(AT_A_TIME), Ordering::Relaxed);
+        Ok(left == 0)
     }
 
     /// Extents that hosts of this one's database own, and that are its own.

@@ -611,6 +611,12 @@ impl Tablespace {
         }
         let pages = first * stripe_pages..(first + stripes) * stripe_pages;
         let mut extents = lock(book);
+        if self.is_closed() {
+            // While they were leased.
+            drop(extents);
+            (first..first + stripes).for_each(|stripe| self.let_go(leased, growth, stripe));
+            return None;
+        }
         extents.open(pages.clone());
         extents.set_touched(pages, true);
         if !extents.take_at(run.clone()) {

@@ -870,24 +870,22 @@ impl Tablespace {
 
     /// Refuses all further allocations, if nothing is held but headers. Otherwise the purposes that hold something.
     pub(crate) fn close(&self) -> Result<(), Vec<LedgerRow>> {
-        let _extents = self.lock();
-        let books = self
-            .leased
-            .iter()
-            .flat_map(|leased| [Class::Delta, Class::Index, Class::Main].map(|class| leased.book(class)));
-        let _books: Vec<_> = books.flatten().map(lock_book).collect();
-        let held: Vec<LedgerRow> = self
-            .ledger()
-            .into_iter()
-            .filter(|row| row.bytes > 0 && !matches!(row.purpose, Purpose::Free | Purpose::Metadata))
-            .collect();
-        if held.is_empty() {
-            self.closed.store(true, Ordering::Relaxed);
-            *self.lock_kept() = Kept::default();
-            Ok(())
-        } else {
-            Err(held)
+        let holds = |purpose, bytes| bytes > 0 && !matches!(purpose, Purpose::Free | Purpose::Metadata);
+        {
+            // Nothing is allocated under these: the global allocator may be about to take them.
+            let _extents = self.lock();
+            let leased = self.leased.as_deref();
+            let lock_of = |class: Class| leased.and_then(|leased| leased.book(class)).map(lock_book);
+            let _books = [Class::Delta, Class::Index, Class::Main].map(lock_of);
+            if !Purpose::ALL.into_iter().any(|purpose| holds(purpose, self.ledger.bytes(purpose))) {
+                self.closed.store(true, Ordering::Relaxed);
+            }
         }
+        if self.is_closed() {
+            *self.lock_kept() = Kept::default();
+            return Ok(());
+        }
+        Err(self.ledger().into_iter().filter(|row| holds(row.purpose, row.bytes)).collect())
     }
 
     fn address_of(&self, page: usize) -> NonNull<u8> {
