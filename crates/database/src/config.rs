@@ -77,6 +77,7 @@
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
 //! role = "auto"                    # the database lives in the pool: primary, standby, or whichever is missing
+//! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
 //!
@@ -170,6 +171,8 @@ pub struct PoolSettings {
     pub role: Option<PoolRole>,
     /// A primary of which nothing was heard for so long is taken over from.
     pub host_timeout: Duration,
+    /// How often a manifest is written to the pool, at most.
+    pub tier1_interval: Duration,
     pub on_fenced: OnFenced,
 }
 
@@ -184,6 +187,7 @@ impl PoolSettings {
             publishes: false,
             role: None,
             host_timeout: HOST_TIMEOUT_DEFAULT,
+            tier1_interval: TIER1_INTERVAL_DEFAULT,
             on_fenced: OnFenced::Exit,
         }
     }
@@ -241,6 +245,9 @@ impl std::str::FromStr for OnFenced {
         }
     }
 }
+
+/// How often a manifest is written by default, at most.
+pub const TIER1_INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
 
 /// How long a primary may be silent by default.
 pub const HOST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
@@ -558,6 +565,7 @@ struct PoolSpec {
     guard: Option<bool>,
     role: Option<PoolRole>,
     host_timeout: Option<Duration>,
+    tier1_interval: Option<Duration>,
     on_fenced: Option<OnFenced>,
 }
 
@@ -586,6 +594,7 @@ impl PoolSpec {
             guards: self.guard.unwrap_or(false),
             role: self.role,
             host_timeout,
+            tier1_interval: self.tier1_interval.unwrap_or(TIER1_INTERVAL_DEFAULT),
             on_fenced: self.on_fenced.unwrap_or_default(),
             ..defaults
         }))
@@ -721,7 +730,10 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
-        let FilePool { location, name, database, guard, role, host_timeout, on_fenced } = file.pool;
+        let FilePool { location, name, database, guard, role, host_timeout, tier1_interval, on_fenced } = file.pool;
+        if let Some(text) = tier1_interval {
+            self.pool.tier1_interval = Some(duration(&text).map_err(context("pool.tier1_interval"))?);
+        }
         self.pool.location = location.map(|place| place.0).or(self.pool.location);
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
@@ -815,6 +827,7 @@ impl ConfigBuilder {
                 "POOL_NAME" => self.pool.name = Some(value),
                 "POOL_DATABASE" => self.pool.database = Some(value),
                 "POOL_ROLE" => self.pool.role = Some(value.parse().map_err(wrong)?),
+                "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
                 "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
                 "POOL_ON_FENCED" => self.pool.on_fenced = Some(value.parse().map_err(wrong)?),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
@@ -1186,6 +1199,7 @@ struct FilePool {
     guard: Option<bool>,
     role: Option<String>,
     host_timeout: Option<String>,
+    tier1_interval: Option<String>,
     on_fenced: Option<String>,
 }
 

@@ -130,6 +130,16 @@ pub struct DatabaseStats {
     pub progress: Vec<Arc<Progress>>,
 }
 
+/// What a database begins with that follows another process's log.
+pub(crate) struct Follows<'f> {
+    /// The log up to there is passed over.
+    pub applied: CommitTs,
+    /// What the process is in the pool that the configuration names, if it has joined.
+    pub host: Option<Arc<PoolHost>>,
+    /// What exists by then, but for tables' rows.
+    pub catalogue: Option<&'f Manifest>,
+}
+
 impl Database {
     /// Opens (or makes) the data folder and reads what is in it. One process at a time: 55006 otherwise.
     /// One that lives in a pool has other processes beside it: this one becomes its primary, or follows that.
@@ -143,21 +153,22 @@ impl Database {
 
     /// `lock`: of the folder, where other processes could have it.
     pub(crate) fn open_with(config: Config, files: Arc<dyn Files>, lock: Option<File>) -> Result<Arc<Database>> {
-        Database::open_as(config, files, lock, None, None)
+        Database::open_as(config, files, lock, None)
     }
 
-    /// `follows`: another process's log, which is applied up to there. Without a data folder. `host`: what the process is in the
-    /// pool that the configuration names, if it has joined.
+    /// `follows`: another process's log. Without a data folder.
     pub(crate) fn open_as(
         config: Config,
         files: Arc<dyn Files>,
         lock: Option<File>,
-        follows: Option<CommitTs>,
-        host: Option<Arc<PoolHost>>,
+        follows: Option<Follows<'_>>,
     ) -> Result<Arc<Database>> {
         tidepool_heap::set_process_limit(config.memory_limit_bytes);
         let (storage, manifest) = match &config.data_dir {
-            None => (None, Manifest::new()),
+            None => {
+                let found = follows.as_ref().and_then(|follows| follows.catalogue);
+                (None, found.cloned().unwrap_or_else(Manifest::new))
+            }
             Some(folder) => {
                 let (storage, manifest) = Storage::open(folder, files, lock)?;
                 tidepool_heap::open_overflow(folder);
@@ -174,6 +185,7 @@ impl Database {
         let log_place = manifest.log.as_ref().map(|log| &log.place);
         // A folder that is new has nothing that a device lacks: who configures that is told what is wrong with it.
         let known = storage.as_ref().filter(|_| manifest.identity.is_some());
+        let host = follows.as_ref().and_then(|follows| follows.host.clone());
         let pool = if host.is_some() { host } else { PoolHost::join(&config)? };
         let roles = match (&pool, &config.pool) {
             (Some(host), Some(settings)) => {
@@ -190,8 +202,8 @@ impl Database {
         let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
         let mut log = storage.as_ref().map(open_log).transpose()?;
         let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead().map_err(advised))?;
-        let transactions = match follows {
-            Some(applied) => Transactions::following(applied),
+        let transactions = match &follows {
+            Some(follows) => Transactions::following(follows.applied),
             None => Transactions::starting_after(manifest.commit_ts.max(last)),
         };
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
@@ -532,6 +544,15 @@ impl Database {
         let Some(roles) = &self.roles else { return Ok(()) };
         roles.stop();
         if let Some(log) = self.log.get() {
+            for sequence in self.version().catalog.sequences.values() {
+                sequence.settle();
+            }
+            if let Some(checkpoints) = roles.checkpoints()
+                && let Err(error) = checkpoints.write(self)
+            {
+                // The log has what a manifest would have.
+                tracing::warn!("no manifest was written to the pool at the end: {error}");
+            }
             log.close()?;
             roles.end_reign();
         }

@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as AtomicOrdering};
-use tidepool_base::{RowGroupId, RowId, TableId};
+use tidepool_base::{CommitTs, RowGroupId, RowId, TableId};
 use tidepool_txn::HeldSnapshot;
 
 /// Which tablespace, by name, each part of a table uses.
@@ -378,6 +378,11 @@ impl TableVersion {
     /// The range of each row group.
     pub fn ranges(&self) -> &[u64] {
         &self.ranges
+    }
+
+    /// Of each row group, the horizon of the merge that made it the range's main; zero: none did.
+    pub fn made_at(&self) -> impl Iterator<Item = CommitTs> {
+        self.mains.iter().map(|main| CommitTs(main.made_at()))
     }
 
     /// Ranges of main with rows that are gone.

@@ -266,6 +266,6 @@ impl Database {
 }
 
 /// How often tables were written to. To be asked before a view is drawn that is saved: what it lacks is counted later.
-fn counts(state: &DatabaseState) -> Writes {
+pub(crate) fn counts(state: &DatabaseState) -> Writes {
     state.tables.values().map(|table| (table.def.id, table.writes())).collect()
 }

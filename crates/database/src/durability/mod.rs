@@ -11,3 +11,4 @@ pub(crate) mod reset_log;
 pub(crate) mod small;
 pub(crate) mod space_configs;
 pub(crate) mod storage;
+pub(crate) mod tier1;

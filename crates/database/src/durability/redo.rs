@@ -44,6 +44,10 @@ pub(crate) const MAIN: RecordKind = RecordKind(2);
 /// How far values of a sequence may have been given ([`crate::durability::small::SequenceRecord`]). A start need not know of it: a file says so.
 pub(crate) const SEQUENCE: RecordKind = RecordKind(3);
 
+/// A manifest in the pool is as of a moment before it. Whoever applies the log passes over it; that it is there keeps who takes over from
+/// drawing timestamps that the manifest covers.
+pub(crate) const CHECKPOINT: RecordKind = RecordKind(128);
+
 /// From here on what there is of a record is written ahead of the commit.
 const PIECE_BYTES: usize = 1 << 20;
 

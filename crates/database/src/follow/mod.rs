@@ -17,6 +17,7 @@ pub(crate) mod tests;
 use crate::catalog::relation::SchemaDef;
 use crate::catalog::sequence::Position;
 use crate::catalog::state::{Changes, Coming};
+use crate::database::Follows;
 use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, StoredTable, changes_catalog, next_entry};
 use crate::durability::small::{MainRecord, SequenceRecord};
 use crate::{Config, Database, DatabaseState, Sequence};
@@ -131,7 +132,8 @@ impl Database {
         if config.data_dir.is_some() {
             return Err(Error::unsupported("a database that follows a log has no data folder of its own"));
         }
-        Database::open_as(config, Arc::new(SystemFiles), None, Some(CommitTs(0)), None)
+        let follows = Follows { applied: CommitTs(0), host: None, catalogue: None };
+        Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))
     }
 
     /// Whether it is another process that writes.
@@ -263,6 +265,9 @@ impl Follower {
                 if let Some(sequence) = state.catalog.sequences.values().find(of) {
                     sequence.follow(position);
                 }
+                continue;
+            }
+            if record.kind.may_be_skipped() {
                 continue;
             }
             if record.kind != COMMIT {

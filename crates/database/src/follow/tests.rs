@@ -190,7 +190,7 @@ pub(crate) fn write(random: &mut StdRng, database: &Arc<Database>, next: &Atomic
 }
 
 /// Takes rows of one table and puts as many into another.
-fn transfer(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
+pub(crate) fn transfer(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Result<()> {
     let mut transaction = database.begin()?;
     transaction.set_synchronous(false);
     let (from, to) = if random.random() { ("left", "right") } else { ("right", "left") };

@@ -1,6 +1,8 @@
 //! How a process comes by what the pool has of a database: the way in for start, standby and failover.
 
 use super::places::PoolGroups;
+use crate::database::Follows;
+use crate::durability::tier1::FoundManifest;
 use crate::follow::Follower;
 use crate::pool_host::PoolHost;
 use crate::{Config, Database};
@@ -23,10 +25,28 @@ pub(crate) struct Attached {
 /// root in force, which it did when it joined.
 pub(crate) fn attach(config: Config, host: &Arc<PoolHost>) -> Result<(Arc<Database>, Attached)> {
     let threads = config.threads.clamp(1, APPLY_THREADS_MAX);
-    // There is no manifest yet: the log has everything, from its beginning on.
-    let (from, after) = (None, CommitTs(0));
-    let database = Database::open_as(config, Arc::new(SystemFiles), None, Some(after), Some(Arc::clone(host)))?;
+    let found = FoundManifest::in_force(host.member())?;
+    let after = found.as_ref().map_or(CommitTs(0), |found| found.header.commit_ts);
+    // Where there is no manifest, the log has everything, from its beginning on.
+    let from = found.as_ref().and_then(|found| found.header.log).map(|log| (log.term, log.segment));
+    let follows = Follows {
+        applied: after,
+        host: Some(Arc::clone(host)),
+        catalogue: found.as_ref().map(|found| &found.catalogue),
+    };
+    let database = Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))?;
     let roles = database.roles.as_ref().ok_or_else(|| Error::internal("a database without a role attaches"))?;
+    if let Some(found) = &found {
+        let attached = database.attach(host.member(), roles.places(), found)?;
+        tracing::info!(
+            generation = found.header.generation,
+            tables = attached.tables,
+            ranges = attached.ranges,
+            rows = attached.image_rows,
+            us = attached.took.as_micros() as u64,
+            "attached to the pool's manifest"
+        );
+    }
     let groups = PoolGroups { places: Arc::clone(roles.places()), database: Arc::downgrade(&database) };
     let follower = Follower::new(&database, Arc::new(groups), threads)?;
     let tail = PoolTail::attach(Arc::clone(host.member()), roles.identity(), from, after)?;

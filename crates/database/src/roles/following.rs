@@ -1,7 +1,8 @@
 //! The thread that follows the pool's log, and takes over.
 
 use super::attach::Attached;
-use super::{HostRole, Roles, attach, watch};
+use super::manifests::Holding;
+use super::{HostRole, Roles, attach, manifests, watch};
 use crate::config::PoolRole;
 use crate::durability::log_writer::LogWriter;
 use crate::follow::{Batch, Follower, LoggedRecord};
@@ -27,6 +28,7 @@ struct Following {
     tail: PoolTail,
     /// The first segment that it said it needs.
     needed: u64,
+    holding: Holding,
 }
 
 /// What came of a try to take over.
@@ -42,7 +44,8 @@ impl Database {
         let host = PoolHost::join(&config)?.ok_or_else(|| Error::internal("a role without a pool"))?;
         let (database, Attached { follower, tail }) = attach::attach(config, &host)?;
         let roles = Arc::clone(database.roles.as_ref().ok_or_else(|| Error::internal("a pool without roles"))?);
-        let mut following = Following { roles: Arc::clone(&roles), follower, tail, needed: 0 };
+        let mut following =
+            Following { roles: Arc::clone(&roles), follower, tail, needed: 0, holding: Holding::default() };
         let mut watcher = host.take_watcher()?;
         loop {
             let ends = match begins_as {
@@ -130,6 +133,7 @@ fn wait(roles: &Roles, state: &mut MutexGuard<'_, super::State>, pause: Duration
 impl Following {
     /// Applies what is new. False: nothing was.
     fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
+        self.holding.look(&self.roles, database, self.follower.applied_ts())?;
         match self.tail.read()? {
             Next::Batch(batch) => {
                 let received = self.tail.position();
@@ -164,7 +168,7 @@ impl Following {
 
     /// Ends the term that was seen, applies the rest of the log, and becomes primary.
     fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
-        let Following { roles, mut follower, tail, needed } = self;
+        let Following { roles, mut follower, tail, needed, holding } = self;
         let begun = Instant::now();
         if !roles.set_role_from(&[HostRole::Following], HostRole::TakingOver) {
             return Err(roles.fence());
@@ -176,7 +180,8 @@ impl Following {
                 tracing::info!("another host took over first");
                 roles.host().advance(HostState::Following)?;
                 roles.set_role_from(&[HostRole::TakingOver], HostRole::Following);
-                return Ok(Outcome::Follows(Box::new(Following { roles, follower, tail: *tail, needed })));
+                let back = Following { roles, follower, tail: *tail, needed, holding };
+                return Ok(Outcome::Follows(Box::new(back)));
             }
         };
         crash_point("role.sealed");
@@ -195,7 +200,9 @@ impl Following {
         let primary = taking.into_log(config, Box::new(floor))?;
         let term = primary.reign.term.0;
         // From here on statements of this process write.
-        without_unwinding(|| database.begin_reign(&roles, follower, primary, after))?;
+        without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
+        manifests::start(&roles, database, &primary)?;
+        database.index_tables()?;
         tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
         Ok(Outcome::Primary)
     }
@@ -203,13 +210,13 @@ impl Following {
 
 impl Database {
     /// Goes on with the log of the term that was begun.
-    fn begin_reign(&self, roles: &Roles, follower: Follower, primary: Primary, after: CommitTs) -> Result<()> {
+    fn begin_reign(&self, roles: &Roles, follower: Follower, primary: &Primary, after: CommitTs) -> Result<()> {
         // First: whoever writes from now on is a primary's statement.
         let _ = roles.reign.set(primary.reign);
         let writer = LogWriter::start(&primary.log, self.background.clone())?;
         let _ = self.log_writer.set(writer);
         // Before the clock runs: nobody commits without a record.
-        self.log.set(primary.log).map_err(|_| Error::internal("a primary has a log already"))?;
+        self.log.set(Arc::clone(&primary.log)).map_err(|_| Error::internal("a primary has a log already"))?;
         self.place_mains(Arc::clone(roles.places()) as _)?;
         self.forget_seats();
         follower.promote(self, after);

@@ -14,7 +14,10 @@
 
 mod attach;
 mod following;
-mod places;
+#[cfg(test)]
+mod manifest_tests;
+mod manifests;
+pub(crate) mod places;
 #[cfg(test)]
 mod processes;
 #[cfg(test)]
@@ -23,6 +26,7 @@ mod watch;
 
 use crate::Database;
 use crate::config::{OnFenced, PoolRole, PoolSettings};
+use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
 use parking_lot::{Condvar, Mutex};
@@ -134,10 +138,13 @@ pub(crate) struct Roles {
     identity: DatabaseIdentity,
     begins_as: PoolRole,
     host_timeout: Duration,
+    tier1_interval: Duration,
     on_fenced: OnFenced,
     role: AtomicU8,
     /// The one term in which this process is primary, once it is.
     reign: OnceLock<Reign>,
+    /// Writes manifests from then on.
+    checkpoints: OnceLock<Arc<Checkpoints>>,
     state: Mutex<State>,
     changed: Condvar,
     watches: Mutex<Vec<RoleWatch>>,
@@ -158,9 +165,11 @@ impl Roles {
             identity: DatabaseIdentity(host.database_identity()?),
             begins_as,
             host_timeout: settings.host_timeout,
+            tier1_interval: settings.tier1_interval,
             on_fenced: settings.on_fenced,
             role: AtomicU8::new(HostRole::Following as u8),
             reign: OnceLock::new(),
+            checkpoints: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watches: Mutex::default(),
@@ -173,6 +182,11 @@ impl Roles {
 
     pub fn host(&self) -> &Arc<PoolHost> {
         &self.host
+    }
+
+    /// What writes manifests, while this process is primary.
+    pub fn checkpoints(&self) -> Option<&Arc<Checkpoints>> {
+        self.checkpoints.get()
     }
 
     /// Where row groups are in the pool.

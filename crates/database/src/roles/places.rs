@@ -23,7 +23,7 @@ use tidepool_base::{Error, Result, RowGroupId, StoreId, TablespaceId};
 use tidepool_device::Location;
 use tidepool_pool::words::Extent;
 use tidepool_table::rows::NewMain;
-use tidepool_table::{Origin, RowGroup, Segment, SegmentPlace, Table};
+use tidepool_table::{Origin, Placement, RowGroup, Segment, SegmentPlace, Table, TableDef};
 use tidepool_tablespace::{PoolPlace, Tablespace, TablespaceConfig};
 
 /// No tablespace with a name comes this far.
@@ -67,6 +67,18 @@ impl PoolPlaces {
         Ok(PoolPlaces { space: host.open(ID, config)?, copies: Mutex::default(), attached: Mutex::default() })
     }
 
+    /// What is in the pool beside the tablespaces that have names.
+    pub fn space(&self) -> &Arc<Tablespace> {
+        &self.space
+    }
+
+    /// Lets go of copies of row groups that are not in use any more.
+    pub fn tidy(&self) {
+        let mut copies = self.copies.lock();
+        copies.by_group.retain(|_, (of, _)| of.strong_count() > 0);
+        copies.looked_at = copies.by_group.len();
+    }
+
     /// Where a row group is, as the log and a manifest have it. It is put into the pool if it is not there yet, and stays there
     /// for as long as it is in use here.
     pub fn places(&self, group: &Arc<RowGroup>) -> Result<Vec<u8>> {
@@ -104,19 +116,25 @@ impl PoolPlaces {
     }
 
     /// The row group that is at these places.
-    pub fn attach(&self, database: &Database, table: &Table, id: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
-        let mut attached = self.attached.lock();
+    pub fn attach(
+        &self,
+        database: &Database,
+        def: &TableDef,
+        placement: &Placement,
+        id: RowGroupId,
+        places: &[u8],
+    ) -> Result<Arc<RowGroup>> {
         // Two tables may come to have the same rows, where one takes the other's place.
-        if let Some(group) = attached.get(&id).and_then(Weak::upgrade) {
+        if let Some(group) = self.attached.lock().get(&id).and_then(Weak::upgrade) {
             return Ok(group);
         }
-        let (schema, rest) = (table.def.arrow_schema(), &mut &*places);
+        let (schema, rest) = (def.arrow_schema(), &mut &*places);
         let origin: Arc<dyn Origin> = Arc::new(PoolOrigin(id));
         let mut segments = Vec::with_capacity(schema.fields().len());
         for (column, field) in schema.fields().iter().enumerate() {
             let (place, head) = take(rest)?;
-            let named = database.tablespaces().get(table.placement.column(column));
-            let space = named.ok().filter(|space| space.is_leased()).unwrap_or_else(|| Arc::clone(&self.space));
+            let named = database.tablespaces().get(placement.column(column));
+            let space = named.ok().filter(|space| space.is_followed()).unwrap_or_else(|| Arc::clone(&self.space));
             let region = space.attach_published(&place)?;
             let place = SegmentPlace { offset: region.offset(), len: place.len, head };
             segments.push(Arc::new(Segment::attach(region, &place, field, &origin, column)?));
@@ -125,6 +143,7 @@ impl PoolPlaces {
             return Err(broken("the places of a row group"));
         }
         let group = Arc::new(RowGroup::from_segments(id, segments)?);
+        let mut attached = self.attached.lock();
         if attached.len() == attached.capacity() {
             attached.retain(|_, group| group.strong_count() > 0);
         }
@@ -143,13 +162,13 @@ impl Copies {
     }
 }
 
-fn put(bytes: &mut Vec<u8>, place: &PoolPlace, head: u64) {
+pub(crate) fn put(bytes: &mut Vec<u8>, place: &PoolPlace, head: u64) {
     [place.offset, place.len, head].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes.extend((place.extents.len() as u32).to_le_bytes());
     place.extents.iter().for_each(|extent| bytes.extend(extent.0.to_le_bytes()));
 }
 
-fn take(rest: &mut &[u8]) -> Result<(PoolPlace, u64)> {
+pub(crate) fn take(rest: &mut &[u8]) -> Result<(PoolPlace, u64)> {
     let (offset, len, head) = (number(rest)?, number(rest)?, number(rest)?);
     let mut word = || -> Result<u32> {
         let (word, left) = rest.split_first_chunk().ok_or_else(|| broken("a place is cut off"))?;
@@ -180,7 +199,7 @@ pub(crate) struct PoolGroups {
 impl PoolGroups {
     fn attach(&self, table: &Table, id: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
         let database = self.database.upgrade().ok_or_else(|| Error::internal("the database is closed"))?;
-        self.places.attach(&database, table, id, places)
+        self.places.attach(&database, &table.def, &table.placement, id, places)
     }
 }
 

@@ -35,11 +35,15 @@ pub(super) fn config_at(location: Location, name: &str, role: PoolRole, host_tim
 
 impl Place {
     pub fn new() -> Place {
+        Place::of(1 << 30)
+    }
+
+    pub fn of(bytes: u64) -> Place {
         let shm = Path::new("/dev/shm");
         let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let place = Place(tempfile::Builder::new().prefix("tidepool-roles-").tempdir_in(parent).unwrap());
         let options = CreateOptions {
-            devices: vec![(place.location(), Some(1 << 30))],
+            devices: vec![(place.location(), Some(bytes))],
             extent_bytes: None,
             bytes_max: None,
             label: String::new(),
@@ -53,7 +57,7 @@ impl Place {
         Location::File(self.0.path().join("pool"))
     }
 
-    fn config(&self, name: &str, role: PoolRole) -> Config {
+    pub fn config(&self, name: &str, role: PoolRole) -> Config {
         config_at(self.location(), name, role, Duration::from_secs(30))
     }
 
@@ -81,14 +85,14 @@ impl Place {
     }
 }
 
-fn create(database: &Arc<Database>, name: &str) {
+pub(super) fn create(database: &Arc<Database>, name: &str) {
     let mut transaction = database.begin().unwrap();
     transaction.create_table(name, columns(), vec![0], placement("near")).unwrap();
     transaction.commit().unwrap();
 }
 
 /// Waits until a follower shows all that a primary has committed by now.
-fn catch_up(primary: &Database, follower: &Database) {
+pub(super) fn catch_up(primary: &Database, follower: &Database) {
     let ts = primary.version().view().ts();
     let end = Instant::now() + WAIT;
     let latest = |database: &Database| database.follow_progress().unwrap();
@@ -257,7 +261,7 @@ fn values_of_sequences_are_given_once_by_all_primaries() {
     second.close().unwrap();
 }
 
-fn sequence(name: &str, database: &Database) -> SequenceDef {
+pub(super) fn sequence(name: &str, database: &Database) -> SequenceDef {
     SequenceDef {
         id: database.next_table_id(),
         schema: tidepool_base::SchemaId::PUBLIC,

@@ -347,6 +347,11 @@ impl RowStore {
         }
         let range = self.range_to_apply(number)?;
         let mut state = range.merging.lock();
+        // What was there before anything was applied may be later than some of what is applied.
+        let is_later = |known: &MainPart| known.made_at() >= main.horizon.0;
+        if state.adopting.is_none() && range.main(&worker.snapshot_now()).is_some_and(is_later) {
+            return Ok(self.settle(worker, number, range, &mut state));
+        }
         state.adopting = Some(main);
         Ok(self.settle(worker, number, range, &mut state))
     }

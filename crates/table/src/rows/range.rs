@@ -50,14 +50,23 @@ pub struct MainPart {
     live_rows: usize,
     /// Of every row it has the newest version up to this timestamp. Zero: it has been there before all versions.
     upto: u64,
+    /// As it was when a merge made it, wherever that was. So of two mains of a range it is known which is the later one.
+    made_at: u64,
     witness: Witness,
 }
 
 impl MainPart {
     /// `dead` has a bit for each row of the group, or is empty when none is dead.
     pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>, upto: u64) -> MainPart {
-        let mut part = MainPart { group, dead, live_rows: 0, upto, witness: Witness::written() };
+        let mut part = MainPart { group, dead, live_rows: 0, upto, made_at: upto, witness: Witness::written() };
         part.live_rows = (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum();
+        part
+    }
+
+    /// One that has been there before all versions, and that a merge elsewhere made.
+    pub(crate) fn restored(group: Arc<RowGroup>, dead: Vec<u64>, made_at: u64) -> MainPart {
+        let mut part = MainPart::new(group, dead, 0);
+        part.made_at = made_at;
         part
     }
 
@@ -67,12 +76,18 @@ impl MainPart {
             dead: self.dead.clone(),
             live_rows: self.live_rows,
             upto: self.upto,
+            made_at: self.made_at,
             witness: Witness::written(),
         }
     }
 
     pub(super) fn upto(&self) -> u64 {
         self.upto
+    }
+
+    /// The horizon of the merge that made it; zero: none did.
+    pub fn made_at(&self) -> u64 {
+        self.made_at
     }
 
     /// The rows of word `word` that are there.

@@ -27,22 +27,45 @@ pub enum Patched {
 /// No store skips so many ranges.
 pub(super) const GAP_MAX: u64 = 1 << 24;
 
+fn gone_and_not_there() -> Error {
+    Error::corrupted("a row is gone that is not there")
+}
+
 impl RowStore {
     /// Makes `group` the main of a range, but for the positions in `dead`. XX001 when the range has one already.
     pub fn restore_main(&self, worker: &Worker, number: u64, group: Arc<RowGroup>, dead: &[usize]) -> Result<()> {
-        let range = self.range_to_restore(number)?;
-        if range.main(&worker.snapshot_now()).is_some() {
-            return Err(Error::corrupted(format!("range {number} has two row groups")));
-        }
         let mut bits = Vec::new();
         if !dead.is_empty() {
             bits.resize(words_for(group.rows()), 0);
         }
         for position in dead {
-            *bits.get_mut(position / 64).ok_or_else(|| Error::corrupted("a row is gone that is not there"))? |=
-                1u64 << (position % 64);
+            *bits.get_mut(position / 64).ok_or_else(gone_and_not_there)? |= 1u64 << (position % 64);
         }
-        range.replace_main(Some(MainPart::new(group, bits, 0)), worker);
+        self.restore_main_made_at(worker, number, group, bits, CommitTs(0))
+    }
+
+    /// As `restore_main`, of a main that a merge with this horizon made: what a log says of earlier ones is passed over. `dead` has a
+    /// bit for each position that is no row, as far as there are such.
+    pub fn restore_main_made_at(
+        &self,
+        worker: &Worker,
+        number: u64,
+        group: Arc<RowGroup>,
+        mut dead: Vec<u64>,
+        made_at: CommitTs,
+    ) -> Result<()> {
+        let range = self.range_to_restore(number)?;
+        if range.main(&worker.snapshot_now()).is_some() {
+            return Err(Error::corrupted(format!("range {number} has two row groups")));
+        }
+        let words = words_for(group.rows());
+        if dead.len() > words || group.rows() > RowId::RANGE_ROWS {
+            return Err(gone_and_not_there());
+        }
+        if !dead.is_empty() {
+            dead.resize(words, 0);
+        }
+        range.replace_main(Some(MainPart::restored(group, dead, made_at.0)), worker);
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! rows in versions alone.) A table has as many as its delta takes, of [`FILE_BYTES`] or little more: what is in memory twice
 //! while it is written or read is one of them.
 
+use super::row_file::{self, Identity, Kind};
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef, RecordBatch, UInt64Array};
@@ -140,6 +141,50 @@ impl Delta {
         }
         Ok(())
     }
+}
+
+/// Makes the bytes of a file of delta under a number.
+pub(crate) type MakeFile<'m> = &'m dyn Fn(u64) -> Result<Vec<u8>>;
+
+/// Hands what main does not show of a table to functions: each row of main that is gone, and of parts of what is in versions the number of
+/// rows, and what makes the bytes of a file of delta under a number.
+pub(crate) fn delta_bytes(
+    table: &TableVersion,
+    gone: &mut dyn FnMut(RowId),
+    image: &mut dyn FnMut(u64, MakeFile<'_>) -> Result<()>,
+) -> Result<()> {
+    Delta::each(table, |delta| {
+        delta.gone().iter().copied().for_each(&mut *gone);
+        let rows = delta.rows() as u64;
+        if rows == 0 {
+            return Ok(());
+        }
+        image(rows, &|number| {
+            let parts = delta.parts()?;
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let mut bytes = row_file::header(&identity(&table.def, number, rows), &parts);
+            parts.iter().for_each(|part| bytes.extend_from_slice(part));
+            Ok(bytes)
+        })
+    })
+}
+
+/// Puts rows into their places that `delta_bytes` wrote under a number, as of `ts`. XX001 when they are others, or damaged.
+pub(crate) fn restore_delta_bytes(
+    def: &TableDef,
+    number: u64,
+    rows: u64,
+    bytes: &[u8],
+    to: &Arc<RowStore>,
+    view: &View,
+    ts: CommitTs,
+) -> Result<()> {
+    let parts = row_file::parts(bytes, &identity(def, number, rows))?;
+    Delta::read(def, &parts, rows)?.restore(to, view, ts)
+}
+
+fn identity(def: &TableDef, number: u64, rows: u64) -> Identity {
+    Identity { kind: Kind::Delta, table: u64::from(def.id.0), id: number, rows }
 }
 
 fn with_ids(schema: &SchemaRef) -> SchemaRef {

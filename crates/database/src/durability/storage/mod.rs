@@ -36,6 +36,7 @@ pub use backup::Copied;
 pub(crate) use backup::check_files;
 pub(crate) use census::Census;
 pub(crate) use contents::SavedContents;
+pub(crate) use delta::{delta_bytes, restore_delta_bytes};
 pub(crate) use files::lock_folder;
 pub(crate) use found::{Finds, FoundGroups, Restarted};
 pub(crate) use log_place::{LeftFolder, LogHome, LogPlace, LogRegion, SavedLog};
@@ -627,16 +628,7 @@ impl Storage {
         {
             let mut state = self.state.lock();
             state.deltas.retain(|_, stored| stored.rows.strong_count() > 0);
-            let roles = version.catalog.roles.values();
-            manifest.roles = roles.filter(|role| !is_initial(role)).map(|role| RoleDef::clone(role)).collect();
-            let access = version.catalog.access.iter();
-            manifest.access = access.map(|(object, access)| (object.clone(), Access::clone(access))).collect();
-            manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
-            manifest.sequences =
-                version.catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
-            manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
-            manifest.comments =
-                version.catalog.comments.iter().map(|(about, text)| (about.clone(), text.to_string())).collect();
+            save_catalogue(&mut manifest, version);
         }
         manifest.set_next_ids(self.ids.next());
         manifest.positions_written = self.positions_written();
@@ -700,6 +692,19 @@ impl Storage {
         *self.manifest.lock() = Some(next);
         Ok(true)
     }
+}
+
+/// What exists beside tables.
+pub(crate) fn save_catalogue(manifest: &mut Manifest, version: &DatabaseVersion) {
+    let catalog = &version.catalog;
+    let roles = catalog.roles.values();
+    manifest.roles = roles.filter(|role| !is_initial(role)).map(|role| RoleDef::clone(role)).collect();
+    let access = catalog.access.iter();
+    manifest.access = access.map(|(object, access)| (object.clone(), Access::clone(access))).collect();
+    manifest.schemas = Some(catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
+    manifest.sequences = catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
+    manifest.views = catalog.views.values().map(|view| ViewDef::clone(view)).collect();
+    manifest.comments = catalog.comments.iter().map(|(about, text)| (about.clone(), text.to_string())).collect();
 }
 
 /// Of a data folder, whose folder `rows` is there. XX001 when it is damaged, or names something twice.
@@ -790,7 +795,11 @@ fn read_file(files: &dyn Files, path: &Path) -> Result<Vec<u8>> {
 }
 
 /// `work` on each item, on up to `threads` threads; results in order, or the first error.
-fn parallel<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+pub(crate) fn parallel<T: Sync, R: Send>(
+    items: &[T],
+    threads: usize,
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
     let next = AtomicU64::new(0);
     let results: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
     let failed: Mutex<Option<Error>> = Mutex::new(None);

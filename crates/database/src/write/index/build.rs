@@ -53,17 +53,7 @@ impl Database {
     /// made by a thread, so that a start takes no longer for more rows; until then such a table can be read, and who
     /// wants to write to it waits.
     pub(crate) fn index_tables(self: &Arc<Self>) -> Result<()> {
-        let version = self.version();
-        let mut large: Vec<(u64, RelationName)> = Vec::new();
-        for (name, table) in &version.tables {
-            let rows = TableVersion::of(table, version.view()).rows_max();
-            if rows <= INDEXED_AT_ONCE_ROWS {
-                self.index_table(name, &|| Ok(()))?;
-            } else if !table.def.indexes.is_empty() {
-                large.push((rows, name.clone()));
-            }
-        }
-        drop(version);
+        let mut large = self.index_small_tables()?;
         if large.is_empty() {
             return Ok(());
         }
@@ -81,6 +71,21 @@ impl Database {
             .spawn(move || locked.into_iter().for_each(|(name, transaction)| database.index_locked(&name, transaction)))
             .map(|thread| *self.indexing.lock() = Some(thread))
             .map_err(|error| Error::io("start the thread that makes indexes", &error))
+    }
+
+    /// Makes the indexes of small tables. Of large ones that lack some it returns the numbers of rows, and the names.
+    pub(crate) fn index_small_tables(&self) -> Result<Vec<(u64, RelationName)>> {
+        let version = self.version();
+        let mut large: Vec<(u64, RelationName)> = Vec::new();
+        for (name, table) in &version.tables {
+            let rows = TableVersion::of(table, version.view()).rows_max();
+            if rows <= INDEXED_AT_ONCE_ROWS {
+                self.index_table(name, &|| Ok(()))?;
+            } else if table.def.indexes.iter().any(|index| table.index(index.id).is_none()) {
+                large.push((rows, name.clone()));
+            }
+        }
+        Ok(large)
     }
 
     /// Makes the indexes of a table that `transaction` keeps others from writing to; as often as it takes: without them

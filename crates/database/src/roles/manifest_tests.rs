@@ -1,0 +1,331 @@
+//! Restarts and standbys from manifests: contents are what they were, wherever they come from, and room goes back.
+
+use super::tests::{Place, catch_up, create, sequence};
+use super::*;
+use crate::durability::tier1::FoundManifest;
+use crate::follow::tests::{Content, check, content, define, refused_write, transfer, write};
+use crate::tests::{columns, insert, insert_and_commit, placement, rows};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use tidepool_base::RowId;
+use tidepool_pool::check::usage;
+use tidepool_pool::layout::HostNumber;
+use tidepool_pool::member::Member;
+use tidepool_pool::memory::Bytes;
+use tidepool_pool::pool::Pool;
+use tidepool_pool::words::Extent;
+
+/// Manifests are written when the test says so.
+fn open(place: &Place, name: &str, role: PoolRole) -> Arc<Database> {
+    let mut config = place.config(name, role);
+    if let Some(pool) = &mut config.pool {
+        pool.tier1_interval = Duration::from_secs(3600);
+    }
+    Database::open(config).unwrap()
+}
+
+fn write_manifest(database: &Database) -> bool {
+    let checkpoints = Arc::clone(database.roles.as_ref().unwrap().checkpoints().unwrap());
+    checkpoints.write(database).unwrap().is_some()
+}
+
+fn member(database: &Database) -> Arc<Member> {
+    Arc::clone(database.roles.as_ref().unwrap().host().member())
+}
+
+/// Extents by what the books say of them.
+fn count(place: &Place, what: impl Fn(&str, &str) -> bool) -> u64 {
+    let pool = Pool::open(&place.location()).unwrap();
+    let all = usage(&pool).unwrap().into_iter();
+    all.filter(|((state, kind, _), _)| what(state, kind)).map(|(_, count)| count).sum()
+}
+
+/// Ends a process that writes nothing at its end.
+fn end(database: Arc<Database>) {
+    database.halt();
+    drop(database);
+}
+
+#[test]
+fn a_restart_attaches_to_what_the_manifest_names() {
+    let place = Place::new();
+    let database = open(&place, "one", PoolRole::Primary);
+    create(&database, "t");
+    create(&database, "empty");
+    let mut transaction = database.begin().unwrap();
+    transaction.create_sequence(sequence("s", &database)).unwrap();
+    transaction.commit().unwrap();
+    let of = |database: &Arc<Database>| {
+        let sequence = database.state().catalog.sequences.values().next().unwrap().clone();
+        database.next_values(&sequence, 1, false).unwrap()[0]
+    };
+    insert_and_commit(&database, "t", 0..3000);
+    assert!(database.merge("t").unwrap() > 0);
+    database.vacuum();
+    // Rows of main that are gone, and some that are in versions.
+    let mut transaction = database.begin().unwrap();
+    transaction.delete("t", &(0..100).map(|row| RowId::new(0, row * 3)).collect::<Vec<_>>()).unwrap();
+    insert(&mut transaction, "t", 3000..3700).unwrap();
+    transaction.commit().unwrap();
+    let given = of(&database);
+    assert!(write_manifest(&database));
+    assert!(!write_manifest(&database), "nothing has changed");
+    // The log has these alone.
+    insert_and_commit(&database, "t", 4000..4100);
+    let before = rows(&database, "t");
+    assert_eq!(before.len(), 3700);
+    end(database);
+
+    let database = open(&place, "two", PoolRole::Primary);
+    let table = database.version().table("t").unwrap();
+    assert_eq!(table.row_groups.len(), 1, "main is where it was");
+    assert!(table.row_groups[0].segments().iter().all(|segment| segment.tablespace().is_leased()));
+    drop(table);
+    assert_eq!(rows(&database, "t"), before);
+    assert_eq!(rows(&database, "empty").len(), 0);
+    assert!(of(&database) > given);
+    check(&database);
+    // It goes on as any: what was attached is merged, and named again.
+    insert_and_commit(&database, "t", 5000..5100);
+    database.merge("t").unwrap();
+    let before = rows(&database, "t");
+    assert!(write_manifest(&database));
+    database.close().unwrap();
+    drop(database);
+    let database = open(&place, "three", PoolRole::Primary);
+    assert_eq!(rows(&database, "t"), before);
+    check(&database);
+    database.close().unwrap();
+    drop(database);
+    place.checked();
+}
+
+fn assert_same(found: &Content, expected: &Content, when: &str) {
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{when}");
+    for (name, rows) in expected {
+        let differs = found[name].iter().filter(|row| rows.binary_search(row).is_err());
+        let lacks = rows.iter().filter(|row| found[name].binary_search(row).is_err());
+        let (differs, lacks) = (differs.collect::<Vec<_>>(), lacks.collect::<Vec<_>>());
+        assert!(found[name] == *rows, "{when}: table {name} lacks {lacks:?} and has {differs:?}");
+    }
+}
+
+/// Every way to a state: a primary that writes, merges and changes what exists, hosts that attach and follow beside it, and
+/// restarts, with manifests between any two of these.
+fn any_way(seed: u64, rounds: usize) {
+    // Of a manifest every few milliseconds, as these are, a standby that lags behind holds many.
+    let place = Place::of(1 << 30);
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut primary = open(&place, "first", PoolRole::Auto);
+    for (name, key) in
+        [("ticks", false), ("one", true), ("two", true), ("three", false), ("left", true), ("right", true)]
+    {
+        let mut transaction = primary.begin().unwrap();
+        let key = if key { vec![0] } else { vec![] };
+        transaction.create_table(name, columns(), key, placement("near")).unwrap();
+        transaction.commit().unwrap();
+    }
+    let mut transaction = primary.begin().unwrap();
+    insert(&mut transaction, "left", 0..200).unwrap();
+    transaction.commit().unwrap();
+    let next = AtomicUsize::new(1000);
+    for round in 0..rounds {
+        let done = AtomicBool::new(false);
+        let standby = std::thread::scope(|scope| {
+            let (database, next, done) = (&primary, &next, &done);
+            for thread in 0..2u64 {
+                scope.spawn(move || {
+                    let mut random = StdRng::seed_from_u64(seed << 16 | (round as u64) << 8 | thread);
+                    while !done.load(Ordering::Acquire) {
+                        let step = match random.random_range(0..12) {
+                            0 if thread == 0 => define(&mut random, database, next),
+                            1..4 => transfer(&mut random, database, next),
+                            _ => write(&mut random, database, next),
+                        };
+                        step.unwrap_or_else(|error| refused_write(&error));
+                    }
+                });
+            }
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(seed ^ round as u64);
+                while !done.load(Ordering::Acquire) {
+                    let version = database.version();
+                    let names: Vec<String> = version.versions().map(|table| table.def.name.clone()).collect();
+                    drop(version);
+                    let name = &names[random.random_range(0..names.len())];
+                    database.merge(name.as_str()).map_or_else(|error| refused_write(&error), drop);
+                    database.vacuum();
+                }
+            });
+            let mut standby = None;
+            for step in 0..random.random_range(2..6) {
+                write_manifest(database);
+                if step == 1 {
+                    standby = Some(open(&place, &format!("standby-{round}"), PoolRole::Standby));
+                }
+                std::thread::sleep(Duration::from_millis(random.random_range(0..20)));
+            }
+            done.store(true, Ordering::Release);
+            standby
+        });
+        let name = format!("host-{round}");
+        // Durable, and so is all before it.
+        insert_and_commit(&primary, "ticks", round..round + 1);
+        let expected = content(&primary.version());
+        if let Some(standby) = standby {
+            catch_up(&primary, &standby);
+            assert_same(&content(&standby.version()), &expected, &format!("seed {seed}, round {round}: the standby"));
+            check(&standby);
+            let failover = random.random_range(0..3) == 0;
+            if failover {
+                assert!(standby.promote(Duration::from_secs(60)).unwrap());
+                let _ = primary.close();
+                primary = standby;
+            } else {
+                end(standby);
+            }
+        }
+        assert_same(&content(&primary.version()), &expected, &format!("seed {seed}, round {round}: after a fail-over"));
+        if random.random() {
+            end(primary);
+        } else {
+            primary.close().unwrap();
+            drop(primary);
+        }
+        primary = open(&place, &name, PoolRole::Auto);
+        assert_eq!(primary.role(), HostRole::Primary);
+        assert_same(&content(&primary.version()), &expected, &format!("seed {seed}, round {round}: after a restart"));
+        check(&primary);
+    }
+    primary.close().unwrap();
+    drop(primary);
+    place.checked();
+}
+
+#[test]
+fn whichever_way_a_host_comes_to_a_state_it_is_the_same() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
+    let start = Instant::now();
+    let mut seed = first;
+    while seed == first || start.elapsed() < Duration::from_secs(seconds) {
+        any_way(seed, 5);
+        println!("seed {seed}");
+        seed += 1;
+    }
+}
+
+/// Whatever is replaced goes back: main, images, manifests and the log. Not while a host holds it.
+#[test]
+fn what_no_manifest_names_goes_back_to_the_pool() {
+    let place = Place::new();
+    let primary = open(&place, "one", PoolRole::Primary);
+    create(&primary, "t");
+    let round = |number: usize| {
+        insert_and_commit(&primary, "t", number * 300..number * 300 + 300);
+        primary.merge("t").unwrap();
+        primary.vacuum();
+        insert_and_commit(&primary, "t", 1_000_000 + number * 300..1_000_000 + number * 300 + 300);
+        write_manifest(&primary);
+    };
+    (0..6).for_each(&round);
+    let is_its = |state: &str, kind: &str| matches!(state, "shared" | "filling" | "log") || kind == "log";
+    let settled = count(&place, is_its);
+    (6..30).for_each(&round);
+    assert!(count(&place, is_its) <= settled + 2, "{} extents after {settled}", count(&place, is_its));
+    // A host that attached to an older one, and a statement there, keep what they may read.
+    let standby = open(&place, "two", PoolRole::Standby);
+    let held = standby.version();
+    let seen = content(&held);
+    catch_up(&primary, &standby);
+    (30..38).for_each(&round);
+    let grown = count(&place, is_its);
+    assert!(grown > settled + 4, "{grown} extents after {settled}");
+    assert!(content(&held) == seen);
+    drop(held);
+    // Once nobody does, all of it goes back.
+    let (of_standby, of_primary) = (member(&standby), member(&primary));
+    let held = || {
+        let (pool, slot) = (of_standby.pool(), of_standby.host().slot);
+        pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::GenHeld))).unwrap().0
+    };
+    let end_of_wait = Instant::now() + Duration::from_secs(60);
+    while held() < u64::from(of_primary.root().unwrap().generation.0) {
+        assert!(Instant::now() < end_of_wait, "the standby holds generation {}", held());
+        // As the thread that writes them does all the time.
+        write_manifest(&primary);
+        standby.vacuum();
+        std::thread::yield_now();
+    }
+    drop((of_standby, of_primary));
+    while count(&place, is_its) > settled + 6 {
+        assert!(Instant::now() < end_of_wait, "{} extents after {settled}", count(&place, is_its));
+        write_manifest(&primary);
+        standby.vacuum();
+        std::thread::yield_now();
+    }
+    catch_up(&primary, &standby);
+    assert_eq!(rows(&standby, "t"), rows(&primary, "t"));
+    end(standby);
+    primary.close().unwrap();
+    drop(primary);
+    place.checked();
+}
+
+/// A manifest of which a bit was lost is told apart; the one before takes its place, with more of the log.
+#[test]
+fn a_damaged_manifest_gives_way_to_the_one_before() {
+    let place = Place::new();
+    let database = open(&place, "one", PoolRole::Primary);
+    create(&database, "t");
+    insert_and_commit(&database, "t", 0..500);
+    database.merge("t").unwrap();
+    write_manifest(&database);
+    insert_and_commit(&database, "t", 500..700);
+    database.merge("t").unwrap();
+    write_manifest(&database);
+    insert_and_commit(&database, "t", 700..800);
+    write_manifest(&database);
+    let before = rows(&database, "t");
+    let root = member(&database).root().unwrap();
+    end(database);
+    let damage = |extent: Extent, at: usize| {
+        let pool = Pool::open(&place.location()).unwrap();
+        let mut word = [0; 8];
+        assert!(pool.books().memory.read_bytes(extent, at, &mut word));
+        word[3] ^= 16;
+        assert!(pool.books().memory.write_bytes(extent, at, &word));
+    };
+    damage(root.place, 304);
+    let database = open(&place, "two", PoolRole::Primary);
+    assert_eq!(rows(&database, "t"), before);
+    check(&database);
+    // The next one is whole again.
+    insert_and_commit(&database, "t", 900..910);
+    assert!(write_manifest(&database));
+    let before = rows(&database, "t");
+    end(database);
+    let database = open(&place, "three", PoolRole::Primary);
+    assert_eq!(rows(&database, "t"), before);
+    let found = FoundManifest::in_force(&member(&database)).unwrap().unwrap();
+    assert!(!found.is_before);
+    end(database);
+    // With all of them damaged it is told.
+    let pool = Pool::open(&place.location()).unwrap();
+    let all: Vec<Extent> = pool.layout().all_extents().collect();
+    let is_manifest = |extent: &Extent| {
+        let owner = pool.told(pool.books().load(pool.layout().owner(*extent))).unwrap();
+        owner.kind() == Some(tidepool_pool::words::Kind::Manifest)
+    };
+    let manifests: Vec<Extent> = all.into_iter().filter(is_manifest).collect();
+    assert!(manifests.len() >= 2);
+    drop(pool);
+    manifests.into_iter().for_each(|extent| damage(extent, 16));
+    let error = Database::open(place.config("four", PoolRole::Primary)).unwrap_err();
+    assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{error}");
+    assert!(error.message().contains("manifest"), "{error}");
+    assert!(error.hint().is_some());
+}
