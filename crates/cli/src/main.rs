@@ -5,6 +5,7 @@ mod config;
 mod device;
 mod log;
 mod pool;
+mod roles;
 mod rows;
 mod serve;
 mod sql;
@@ -63,6 +64,10 @@ enum Command {
     Device(device::DeviceArgs),
     /// Make, show, check and destroy memory that several processes attach to
     Pool(pool::PoolArgs),
+    /// Have a standby take over
+    Promote(roles::PromoteArgs),
+    /// Have a primary hand over to a standby
+    Switchover(roles::SwitchoverArgs),
     /// Generate, load, run and check a benchmark
     Bench(Box<tidepool_bench::cli::BenchArgs>),
     #[command(hide = true)]
@@ -108,6 +113,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Device(args) => device::run(args),
         Command::Pool(args) => pool::run(args),
+        Command::Promote(args) => roles::promote(&runtime, &args),
+        Command::Switchover(args) => roles::switch_over(&runtime, &args),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(*args)),
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidepool_base::{Error, Result};
 use tidepool_database::{Database, HostRole, OnFenced, PoolRole};
 use tidepool_planner::Planner;
-use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
+use tidepool_server::{Doorway, Server, Service, ServiceOptions, ShutdownHandle};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -72,11 +72,15 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
         builder = builder.connections_max(count);
     }
     let config = builder.build()?;
+    let settings = config.server.clone();
+    // A standby may find its primary there.
+    let may_wait =
+        config.pool.as_ref().is_some_and(|pool| matches!(pool.role, Some(PoolRole::Standby | PoolRole::Auto)));
+    let doorway = Doorway::open(&settings.listen, settings.metrics_listen.as_deref(), may_wait).await?;
     let database = tokio::task::spawn_blocking(move || Database::open(config))
         .await
         .map_err(|error| Error::internal(format!("opening the database failed: {error}")))??;
     end_when_fenced(&database);
-    let settings = database.config().server.clone();
     let options = ServiceOptions {
         connections_max: settings.connections_max,
         superuser_reserved: settings.superuser_reserved_connections,
@@ -91,8 +95,7 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
         service = service.with_tls(certificate, key)?;
     }
     let service = Arc::new(service);
-    let (metrics, socket_directory) = (settings.metrics_listen.as_deref(), settings.socket_directory.as_deref());
-    let server = Server::bind(service, &settings.listen, metrics, socket_directory).await?;
+    let server = Server::within(service, doorway, settings.socket_directory.as_deref()).await?;
     if let Some(address) = server.metrics_address()? {
         tracing::info!("metrics at http://{address}/metrics");
     }

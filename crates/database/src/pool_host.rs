@@ -16,13 +16,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
-use tidepool_device::stop;
+use tidepool_device::{Location, stop};
 use tidepool_pool::layout::HostNumber;
 use tidepool_pool::liveness::Watcher;
 use tidepool_pool::member::{BEAT, JoinOptions, Member};
 use tidepool_pool::pool::{HostView, Pool};
 use tidepool_pool::words::{Host, HostState, Number, Reign, Role, TermState};
 use tidepool_tablespace::{LeaseOptions, Tablespace, TablespaceConfig};
+
+/// Bytes of a socket's path.
+const SOCKET_PATH_MAX: usize = 107;
 
 /// Between two looks at the pool.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -69,13 +72,14 @@ impl PoolHost {
         watcher.bury_the_dead()?;
         make_database(&pool, &settings.database)?;
         let name = settings.name.clone().unwrap_or_else(|| format!("tidepool-{}", std::process::id()));
+        let control_socket = settings.role.and_then(|_| control_socket(&settings.location, &name)).unwrap_or_default();
         let join = JoinOptions {
             name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: if settings.role == Some(PoolRole::Standby) { Role::Standby } else { Role::Primary },
             database: Some(settings.database.clone()),
             address: address.to_owned(),
-            control_socket: String::new(),
+            control_socket,
             beat: BEAT,
         };
         let member = Arc::new(Member::join(pool, &join)?);
@@ -208,6 +212,22 @@ impl Drop for PoolHost {
             tracing::warn!(%error, "the term of the pool's database was not handed in");
         }
     }
+}
+
+/// Where other hosts on this machine find this one: beside the pool's first device, so that who shares the one shares the other.
+/// `None` where no socket may have such a path.
+fn control_socket(location: &Location, name: &str) -> Option<String> {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
+    let name: String = name.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect();
+    let path = match location {
+        Location::File(path) => {
+            let file = path.file_name()?.to_str()?;
+            std::path::absolute(path.with_file_name(format!("{file}.{name}.control"))).ok()?
+        }
+        // Nothing can be made beside a device.
+        _ => std::env::temp_dir().join(format!("tidepool.{name}.control")),
+    };
+    path.to_str().filter(|path| path.len() <= SOCKET_PATH_MAX).map(str::to_owned)
 }
 
 fn make_database(pool: &Arc<Pool>, name: &str) -> Result<()> {

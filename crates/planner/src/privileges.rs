@@ -305,7 +305,11 @@ impl Check<'_> {
             }
             Command::Merge { table } => self.maintain(table),
             Command::Advise(_) if self.acting.has(predefined::MONITOR) => Ok(()),
-            Command::ResetAccess | Command::Advise(_) | Command::Check | Command::Backup { .. } => {
+            Command::ResetAccess
+            | Command::Advise(_)
+            | Command::Check
+            | Command::Switchover(_)
+            | Command::Backup { .. } => {
                 self.acting.check_superuser("permission denied: this procedure is for superusers")
             }
             // Each looks after its own.

@@ -233,7 +233,12 @@ impl Connection {
     /// Waits for a message, and for the server's stop.
     async fn next_message(&mut self) -> Result<Message, Failure> {
         loop {
-            if *self.phase.borrow_and_update() != Phase::Running || self.session.is_terminated() {
+            if *self.phase.borrow_and_update() == Phase::Fenced {
+                let message = "another host has taken the database over";
+                let hint = "Connect again, to the new primary.";
+                return Err(Error::new(SqlState::CRASH_SHUTDOWN, message).with_hint(hint).into());
+            }
+            if *self.phase.borrow() != Phase::Running || self.session.is_terminated() {
                 let message = "terminating connection due to administrator command";
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }

@@ -5,6 +5,7 @@ use crate::service::{Phase, Service};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidepool_base::ByteSize;
+use tidepool_database::HostRole;
 use tidepool_planner::POSTGRES_VERSION_NUMBER;
 
 /// What a server is, as health endpoints see it.
@@ -65,13 +66,23 @@ enum Question {
 impl Health {
     pub(crate) fn of(service: &Service) -> Health {
         let database = service.planner.database();
-        let role = if database.is_following() { Role::Standby } else { Role::Primary };
-        Health {
-            role,
-            phase: *service.phase.borrow(),
-            lag_bytes: (role == Role::Primary).then_some(0),
-            is_synchronous: false,
-        }
+        let role = match database.role() {
+            HostRole::Alone if database.is_following() => Role::Standby,
+            HostRole::Alone | HostRole::Primary => Role::Primary,
+            HostRole::Following => Role::Standby,
+            HostRole::TakingOver | HostRole::Fenced | HostRole::Failed => Role::Neither,
+        };
+        let lag_bytes = match role {
+            Role::Primary => Some(0),
+            Role::Standby => database.lag_bytes(),
+            Role::Neither => None,
+        };
+        Health { role, phase: *service.phase.borrow(), lag_bytes, is_synchronous: false }
+    }
+
+    /// Of a server that does not serve yet.
+    pub(crate) fn starting() -> Health {
+        Health { role: Role::Neither, phase: Phase::Starting, lag_bytes: None, is_synchronous: false }
     }
 
     fn answers(&self, question: Question, lag_max: Option<u64>) -> bool {
@@ -95,6 +106,8 @@ impl Health {
 
     fn state(&self) -> &'static str {
         match (self.phase, self.role) {
+            (Phase::Starting, _) => "starting",
+            (Phase::Fenced, _) => "stopped",
             (Phase::Running, Role::Neither) => "promoting",
             (Phase::Running, _) => "running",
             (Phase::Stopping, _) => "stopping",
@@ -141,6 +154,9 @@ fn body(health: &Health, service: Option<&Service>) -> Value {
         body["lag"] = lag.into();
     }
     if let Some(service) = service {
+        if let Some(term) = service.planner.database().term() {
+            body["timeline"] = term.into();
+        }
         body["connections"] = service.connections().into();
     }
     body

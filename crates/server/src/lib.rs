@@ -12,8 +12,10 @@
 
 mod auth;
 mod connection;
+mod doorway;
 mod encode;
 mod failures;
+mod handover;
 mod health;
 mod incoming;
 mod listener;
@@ -29,6 +31,7 @@ mod threads;
 mod tls;
 mod wire;
 
+pub use doorway::Doorway;
 pub use listener::{Server, ShutdownHandle};
 pub use service::{Service, ServiceOptions};
 

@@ -1,6 +1,8 @@
 //! Listening, and stopping.
 
 use crate::auth::Peer;
+use crate::doorway::{Doorway, listen, local_address};
+use crate::handover::{Handover, InheritedListener, ListenerKind, SharedClient};
 use crate::local::LocalListener;
 use crate::metrics;
 use crate::service::{Phase, Service};
@@ -9,16 +11,15 @@ use crate::threads::{Place, Threads};
 use crate::wire::Io;
 use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
-use tokio::sync::mpsc::Sender;
+use tidepool_database::HostRole;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::mpsc::{Sender, UnboundedReceiver};
 use tokio::task::JoinSet;
-
-/// Connections that wait to be accepted. The kernel caps it at `net.core.somaxconn`.
-const BACKLOG: u32 = 1024;
 
 /// Sockets beyond the clients allowed: those that are still saying who they are, and cancel requests.
 const STRANGERS_MAX: usize = 256;
@@ -26,10 +27,22 @@ const STRANGERS_MAX: usize = 256;
 /// Descriptors that are not for clients: of files, of the log, of what listens.
 const OTHER_DESCRIPTORS: usize = 128;
 
+/// How long a host that was taken over from may be alive before listeners that it has, too, are shut down and made anew. It is
+/// ended meanwhile, where it can be.
+const PREDECESSOR_WAIT: Duration = Duration::from_secs(1);
+const PREDECESSOR_LOOKS: Duration = Duration::from_millis(10);
+
+/// How long an address is waited for that another server listens on, whose database this one has taken over.
+const LISTEN_WAIT: Duration = Duration::from_secs(5);
+
 /// A service that listens.
 pub struct Server {
     service: Arc<Service>,
     listeners: Vec<TcpListener>,
+    /// Where it is to listen first of all. A standby may find another host there, which it takes over from one day.
+    address: SocketAddr,
+    /// What other hosts of the database share with it.
+    handover: Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>,
     local: Option<LocalListener>,
     metrics: Option<TcpListener>,
     threads: Threads,
@@ -48,44 +61,6 @@ impl ShutdownHandle {
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let attempt = || -> std::io::Result<TcpListener> {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.set_reuseaddr(true)?;
-        // Accepted sockets inherit it: a client whose machine vanished is noticed in the end.
-        socket.set_keepalive(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    attempt().map_err(|error| {
-        let code = match error.kind() {
-            std::io::ErrorKind::AddrInUse => SqlState::OBJECT_IN_USE,
-            std::io::ErrorKind::PermissionDenied => SqlState::INSUFFICIENT_PRIVILEGE,
-            _ => SqlState::IO_ERROR,
-        };
-        let failed = Error::new(code, format!("could not listen on {address}: {error}"));
-        match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                failed.with_hint("Another server listens there: stop it, or choose another port with --listen.")
-            }
-            _ => failed,
-        }
-    })
-}
-
-async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
-    let invalid = |why: String| {
-        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid address to listen on: \"{text}\""))
-            .with_detail(why)
-            .with_hint("Write HOST:PORT, as in 127.0.0.1:5477.")
-    };
-    let mut addresses: Vec<SocketAddr> =
-        tokio::net::lookup_host(text).await.map_err(|error| invalid(format!("{error}.")))?.collect();
-    addresses.sort_by_key(|address| address.is_ipv6());
-    addresses.dedup();
-    if addresses.is_empty() { Err(invalid("It names no address.".to_owned())) } else { Ok(addresses) }
-}
-
 impl Server {
     /// Listens on `listen` (`HOST:PORT`; port 0 takes a free one), and for metrics on `metrics_listen` if given; and on a socket in
     /// `socket_directory` if given, which is named by the port.
@@ -96,8 +71,24 @@ impl Server {
         metrics_address: Option<&str>,
         socket_directory: Option<&Path>,
     ) -> Result<Server> {
-        let addresses = resolve(address).await?;
-        let state = service.planner.database().state();
+        let doorway = Doorway::open(address, metrics_address, service.planner.database().is_following()).await?;
+        Server::within(service, doorway, socket_directory).await
+    }
+
+    /// As `bind`, with what listens already.
+    pub async fn within(service: Arc<Service>, doorway: Doorway, socket_directory: Option<&Path>) -> Result<Server> {
+        let (mut listeners, addresses, metrics) = doorway.close().await;
+        let database = service.planner.database().clone();
+        let end = tokio::time::Instant::now() + LISTEN_WAIT;
+        while listeners.is_empty() && !database.is_following() {
+            // Whom it took over from has not ended yet.
+            match listen(addresses[0]).await {
+                Ok(listener) => listeners.push(listener),
+                Err(error) if tokio::time::Instant::now() > end => return Err(error),
+                Err(_) => tokio::time::sleep(PREDECESSOR_LOOKS).await,
+            }
+        }
+        let state = database.state();
         let has_password = state.catalog.role(ROLE_NAME).is_some_and(|role| role.password.is_some());
         if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
             && !has_password
@@ -111,25 +102,28 @@ impl Server {
                 "Set one with: tidepool sql --data DIR -c \"ALTER ROLE tidepool PASSWORD '…'\", or listen on 127.0.0.1.",
             ));
         }
-        let mut listeners: Vec<TcpListener> = Vec::new();
-        for mut address in addresses {
-            // A name such as localhost has an address of each family: one port for both.
-            if let (0, Some(first)) = (address.port(), listeners.first()) {
-                address.set_port(local_address(first)?.port());
-            }
-            match listen(address).await {
-                Ok(listener) => listeners.push(listener),
-                // A machine without IPv6 still resolves localhost to ::1.
-                Err(error) if !listeners.is_empty() => tracing::warn!("{error}"),
-                Err(error) => return Err(error),
-            }
-        }
-        let metrics = match metrics_address {
-            Some(text) => Some(listen(resolve(text).await?[0]).await?),
-            None => None,
+        let address = match listeners.first() {
+            Some(listener) => local_address(listener)?,
+            None => addresses[0],
         };
-        let port = local_address(&listeners[0])?.port();
-        let local = socket_directory.map(|folder| LocalListener::bind(folder, port)).transpose()?;
+        let local = socket_directory.map(|folder| LocalListener::bind(folder, address.port())).transpose();
+        let local = match local {
+            // Its primary has it, on the same machine.
+            Err(error) if error.code() == SqlState::OBJECT_IN_USE && database.is_following() => {
+                tracing::info!("{error}");
+                None
+            }
+            local => local?,
+        };
+        let handover = Handover::start(&database)?;
+        let of_watch = Arc::downgrade(&service);
+        database.watch_role(Box::new(move |role| {
+            if role == HostRole::Fenced
+                && let Some(service) = of_watch.upgrade()
+            {
+                service.end_role();
+            }
+        }));
         let cores = &service.planner.database().config().workload.transactions.cores;
         let count = match cores.len() {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -137,12 +131,12 @@ impl Server {
         };
         // Two at least: one may be held up.
         let threads = Threads::start(count.max(2), cores, service.planner.database())?;
-        Ok(Server { service, listeners, local, metrics, threads })
+        Ok(Server { service, listeners, address, handover, local, metrics, threads })
     }
 
     /// Where clients connect.
     pub fn address(&self) -> Result<SocketAddr> {
-        local_address(&self.listeners[0])
+        Ok(self.address)
     }
 
     pub fn metrics_address(&self) -> Result<Option<SocketAddr>> {
@@ -164,7 +158,8 @@ impl Server {
 
     /// Serves until [`ShutdownHandle::stop`]; returns when every connection has ended.
     pub async fn run(self) {
-        let Server { service, listeners, local, metrics, threads } = self;
+        let Server { service, listeners, local, metrics, threads, handover, .. } = self;
+        let (handover, mut inherited) = handover.unzip();
         let mut phase = service.phase.subscribe();
         let mut connections = JoinSet::new();
         let mut background = JoinSet::new();
@@ -174,15 +169,33 @@ impl Server {
         let strangers = Strangers::new(strangers_max(&service));
         let (accepted, mut incoming) = tokio::sync::mpsc::channel(64);
         for listener in listeners {
+            if let (Some(handover), Ok(address)) = (&handover, local_address(&listener)) {
+                handover.share_listener(ListenerKind::Tcp, address.to_string(), &listener);
+            }
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
             background.spawn(accept_all(next, accepted.clone()));
         }
         if let Some(local) = local {
+            if let Some(handover) = &handover {
+                handover.share_listener(ListenerKind::Local, local.path().display().to_string(), &local.listener);
+            }
             let next = async move || local.listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
-            background.spawn(accept_all(next, accepted));
+            background.spawn(accept_all(next, accepted.clone()));
         }
         loop {
+            let inherited_next = async {
+                match &mut inherited {
+                    Some(inherited) => inherited.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                Some(listener) = inherited_next => {
+                    let (service, accepted) = (service.clone(), accepted.clone());
+                    if let Some(handover) = handover.clone() {
+                        background.spawn(accept_inherited(service, handover, listener, accepted));
+                    }
+                }
                 Some(stream) = incoming.recv() => {
                     tracing::debug!("connection from {stream}");
                     let Some(place) = threads.place(stream.processor()) else { continue };
@@ -192,8 +205,10 @@ impl Server {
                         tracing::info!("a connection that has not said who it is makes room for {stream}");
                     }
                     let number = stranded.number();
+                    let share = |socket: &dyn AsFd| handover.as_ref().and_then(|handover| handover.share_client(&socket));
                     let task = match stream {
                         Accepted::Tcp(stream, address) => {
+                            let shared = share(&stream);
                             // Answers are written whole; waiting to fill a packet only delays them.
                             let _ = stream.set_nodelay(true);
                             let peer = match address.ip().to_canonical().is_loopback() {
@@ -201,12 +216,13 @@ impl Server {
                                 false => Peer::Remote,
                             };
                             let stream = stream.into_std();
-                            let serving = serve(service.clone(), stream, TcpStream::from_std, peer, place, stranded);
+                            let serving = serve(service.clone(), stream, TcpStream::from_std, peer, place, stranded, shared);
                             connections.spawn_on(serving, &handle)
                         }
                         Accepted::Local(stream) => {
+                            let shared = share(&stream);
                             let (stream, peer) = (stream.into_std(), Peer::Local);
-                            let serving = serve(service.clone(), stream, UnixStream::from_std, peer, place, stranded);
+                            let serving = serve(service.clone(), stream, UnixStream::from_std, peer, place, stranded, shared);
                             connections.spawn_on(serving, &handle)
                         }
                     };
@@ -214,11 +230,16 @@ impl Server {
                 }
                 Some(_) = connections.join_next() => (),
                 // Also where it was asked to before anybody listened.
-                _ = phase.wait_for(|phase| *phase != Phase::Running) => break,
+                _ = phase.wait_for(|phase| *phase == Phase::Stopping) => break,
             }
         }
-        background.abort_all();
+        // What they hold of the database is let go of by then.
+        background.shutdown().await;
         drop(incoming);
+        if let Some(handover) = &handover {
+            let handover = handover.clone();
+            let _ = tokio::task::spawn_blocking(move || handover.stop()).await;
+        }
         tracing::info!("stopping: {} connections", service.connections());
         let all = async { while connections.join_next().await.is_some() {} };
         let grace = service.options.shutdown_grace;
@@ -303,6 +324,7 @@ async fn serve<S, I: Io + 'static>(
     peer: Peer,
     _place: Place,
     stranded: Stranded,
+    _shared: Option<SharedClient>,
 ) {
     match stream.and_then(enter) {
         Ok(stream) => startup::serve(service, Box::new(stream), peer, Some(stranded)).await,
@@ -310,6 +332,69 @@ async fn serve<S, I: Io + 'static>(
     }
 }
 
-fn local_address(listener: &TcpListener) -> Result<SocketAddr> {
-    listener.local_addr().map_err(|error| Error::io("find out the address listened on", &error))
+/// Returns when the host that this one took over from has lived on for too long. Until then it may wake.
+async fn outlived(service: Arc<Service>) {
+    let end = tokio::time::Instant::now() + PREDECESSOR_WAIT;
+    while service.planner.database().living_predecessor().is_some() {
+        if tokio::time::Instant::now() > end {
+            return;
+        }
+        tokio::time::sleep(PREDECESSOR_LOOKS).await;
+    }
+    std::future::pending().await
+}
+
+async fn accept_from(kind: ListenerKind, socket: OwnedFd, accepted: Sender<Accepted>) -> std::io::Result<()> {
+    match kind {
+        ListenerKind::Tcp => {
+            let listener = TcpListener::from_std(socket.into())?;
+            let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
+            accept_all(next, accepted).await;
+        }
+        ListenerKind::Local => {
+            let listener = UnixListener::from_std(socket.into())?;
+            let next = async move || listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
+            accept_all(next, accepted).await;
+        }
+    }
+    Ok(())
+}
+
+/// Accepts from a listener of the primary that this host took over from. While that one may wake, it would accept, too: if it
+/// cannot be ended, the listener is ended in all processes, and made anew.
+async fn accept_inherited(
+    service: Arc<Service>,
+    handover: Arc<Handover>,
+    inherited: InheritedListener,
+    accepted: Sender<Accepted>,
+) {
+    let InheritedListener { kind, address, socket } = inherited;
+    tracing::info!("clients that connect to {address} are served by this host from now on");
+    handover.share_listener(kind, address.clone(), &socket);
+    let both = socket.try_clone();
+    let accepting = accept_from(kind, socket, accepted.clone());
+    tokio::select! {
+        ended = accepting => {
+            if let Err(error) = ended {
+                tracing::error!("could not accept connections to {address}: {error}");
+            }
+            return;
+        }
+        () = outlived(service) => {}
+    }
+    if let Ok(both) = both {
+        incoming::shut_down(&both);
+    }
+    let anew = match (kind, address.parse()) {
+        (ListenerKind::Tcp, Ok(address)) => listen(address).await,
+        _ => return,
+    };
+    match anew {
+        Ok(listener) => {
+            handover.share_listener(kind, address.to_string(), &listener);
+            let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
+            accept_all(next, accepted).await;
+        }
+        Err(error) => tracing::error!("{error}"),
+    }
 }

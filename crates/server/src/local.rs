@@ -76,6 +76,12 @@ fn is_socket(file: &std::fs::Metadata) -> bool {
     std::os::unix::fs::FileTypeExt::is_socket(&file.file_type())
 }
 
+impl LocalListener {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Drop for LocalListener {
     fn drop(&mut self) {
         // While the lock is held, so that it is nobody else's. What cannot be removed the next server takes for left behind.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::SqlState;
+use tidepool_database::HostRole;
 use tidepool_planner::ClassRow;
 use tidepool_tablespace::{Purpose, Tablespace};
 use tokio::net::{TcpListener, TcpStream};
@@ -198,6 +199,7 @@ pub(crate) fn render(service: &Service) -> String {
         "Rows that INSERT, COPY and CREATE TABLE AS brought into tables.",
         metrics.rows_loaded.load(Ordering::Relaxed),
     );
+    roles(service, &mut page);
     workload_classes(service, &mut page);
     tablespaces(service, &mut page);
     let memory = tidepool_heap::process_memory();
@@ -205,6 +207,37 @@ pub(crate) fn render(service: &Service) -> String {
     page.sample("tidepool_process_bytes", &[("state", "allocated")], memory.allocated_bytes);
     page.sample("tidepool_process_bytes", &[("state", "resident")], memory.resident_bytes);
     page.0
+}
+
+/// Of a database that lives in a pool.
+fn roles(service: &Service, page: &mut Page) {
+    let database = service.planner.database();
+    page.family("tidepool_host_role", "gauge", "1 for the role that the server has; of a database in a pool.");
+    page.family("tidepool_term", "gauge", "The term that the server writes in, or follows.");
+    page.family("tidepool_replay_lag_bytes", "gauge", "Bytes of the log that a standby has not applied, by host.");
+    page.family(
+        "tidepool_replay_lag_seconds",
+        "gauge",
+        "How much older what a standby shows is, by host; at the primary.",
+    );
+    if database.role() == HostRole::Alone {
+        return;
+    }
+    page.sample("tidepool_host_role", &[("role", database.role().name())], 1);
+    if let Some(term) = database.term() {
+        page.sample("tidepool_term", &[], term);
+    }
+    if let Some(lag) = database.lag_bytes() {
+        page.sample("tidepool_replay_lag_bytes", &[("host", "")], lag);
+    }
+    let written = database.written_lsn();
+    for standby in database.standbys() {
+        let lag = written.0.saturating_sub(standby.replayed.0);
+        page.sample("tidepool_replay_lag_bytes", &[("host", &standby.name)], lag);
+        if let Some(lag) = standby.lag {
+            page.sample("tidepool_replay_lag_seconds", &[("host", &standby.name)], lag.as_secs_f64());
+        }
+    }
 }
 
 fn workload_classes(service: &Service, page: &mut Page) {
@@ -353,6 +386,15 @@ fn paging(list: &[Arc<Tablespace>], page: &mut Page) {
 
 /// Answers `GET /metrics` on `listener` for as long as it is polled.
 pub(crate) async fn serve(service: Arc<Service>, listener: TcpListener) {
+    serve_with(Some(service), &listener).await;
+}
+
+/// As `serve`, while there is no service yet: it answers that the server is starting.
+pub(crate) async fn serve_starting(listener: Arc<TcpListener>) {
+    serve_with(None, &listener).await;
+}
+
+async fn serve_with(service: Option<Arc<Service>>, listener: &TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -366,10 +408,10 @@ pub(crate) async fn serve(service: Arc<Service>, listener: TcpListener) {
     }
 }
 
-async fn answer(service: Arc<Service>, stream: TcpStream) {
+async fn answer(service: Option<Arc<Service>>, stream: TcpStream) {
     let handle = service_fn(move |request: Request<hyper::body::Incoming>| {
         let service = service.clone();
-        async move { Ok::<_, Infallible>(respond(&service, request.method(), request.uri())) }
+        async move { Ok::<_, Infallible>(respond(service.as_deref(), request.method(), request.uri())) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -381,15 +423,16 @@ async fn answer(service: Arc<Service>, stream: TcpStream) {
     }
 }
 
-fn respond(service: &Service, method: &Method, uri: &hyper::Uri) -> Response<Full<Bytes>> {
+fn respond(service: Option<&Service>, method: &Method, uri: &hyper::Uri) -> Response<Full<Bytes>> {
     let (path, query) = (uri.path(), uri.query().unwrap_or_default());
     // HAProxy asks by OPTIONS by default.
     let asks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let health = Health::of(service);
-    let (status, content_type, body) = match (path, health::answer(&health, Some(service), path, query)) {
-        ("/metrics", _) if matches!(*method, Method::GET | Method::HEAD) => {
-            (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", render(service))
-        }
+    let health = service.map_or_else(Health::starting, Health::of);
+    let (status, content_type, body) = match (path, health::answer(&health, service, path, query)) {
+        ("/metrics", _) if matches!(*method, Method::GET | Method::HEAD) => match service {
+            Some(service) => (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", render(service)),
+            None => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "the server is starting up\n".to_owned()),
+        },
         ("/metrics", _) => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is allowed\n".to_owned()),
         (_, Some((status, body))) if asks => (status, "application/json", body),
         (_, Some(_)) => {

@@ -53,7 +53,11 @@ impl Default for ServiceOptions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
+    /// The database is not there yet.
+    Starting,
     Running,
+    /// Another host has taken the database over: nothing is answered any more.
+    Fenced,
     /// No new work: a connection ends when its statement does.
     Stopping,
 }
@@ -126,6 +130,11 @@ impl Service {
             Some(handle) => handle.cancel(),
             None => tracing::info!(process_id, "cancel request for no such connection"),
         }
+    }
+
+    /// Another host has taken the database over. What ends the process comes by itself.
+    pub(crate) fn end_role(&self) {
+        self.phase.send_if_modified(|phase| std::mem::replace(phase, (*phase).max(Phase::Fenced)) < Phase::Fenced);
     }
 
     pub(crate) fn cancel_all(&self) {

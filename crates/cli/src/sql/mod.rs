@@ -93,6 +93,11 @@ pub(crate) fn connect(
     Ok((runtime.block_on(Client::connect(target, &mut ask_password))?, database))
 }
 
+/// A client of the server at `url`.
+pub(crate) fn connect_server(runtime: &Runtime, url: &str) -> Result<Client> {
+    runtime.block_on(Client::connect(Target::Server(Url::parse(url)?), &mut ask_password))
+}
+
 pub fn run(runtime: &Runtime, args: SqlArgs) -> Result<ExitCode> {
     let (client, database) = connect(runtime, args.url.as_deref(), &args.database)?;
     let mut shell = Shell::new(runtime, client, args.style());

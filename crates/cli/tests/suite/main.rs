@@ -16,6 +16,7 @@ mod direct;
 mod documents;
 mod elastic;
 mod explain;
+mod failover;
 mod histories;
 mod kills;
 mod locking;

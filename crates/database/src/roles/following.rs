@@ -107,6 +107,14 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
             }
             last_news = Instant::now();
         }
+        if roles.pauses() {
+            drop(database);
+            let mut state = roles.state.lock();
+            if !state.stopped && !state.is_asked && state.suspected.is_none() {
+                wait(roles, &mut state, PAUSE_IDLE);
+            }
+            continue;
+        }
         match following.read(&database) {
             Ok(true) => {
                 last_news = Instant::now();

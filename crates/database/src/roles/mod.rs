@@ -20,6 +20,7 @@ mod manifests;
 pub(crate) mod places;
 #[cfg(test)]
 mod processes;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -37,6 +38,8 @@ use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, LogPosition};
 use tidepool_pool::words::{Host, Reign};
+
+pub use shown::{ReplayPause, Standby, Switchover, Upstream};
 
 /// What a process is to its database now. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +130,9 @@ struct State {
     /// Whom the process took over from.
     predecessor: Option<Host>,
     progress: FollowProgress,
+    /// A client wants nothing to be applied for now; and nothing is.
+    pause_asked: bool,
+    is_paused: bool,
     threads: Vec<JoinHandle<()>>,
 }
 

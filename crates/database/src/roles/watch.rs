@@ -107,6 +107,11 @@ impl Roles {
             }
             return Ok(());
         };
+        if self.is_told_to_take_over(seen.term.0)? {
+            tracing::info!(term = seen.term.0, "the primary, {primary}, hands over to this host");
+            self.state.lock().is_asked = true;
+            self.changed.notify_all();
+        }
         let time = LOOK_INTERVAL.min(self.host_timeout / 8);
         let has_ended = watcher.wait_for_end(primary, time)?;
         let findings = watcher.look(self.host_timeout)?;

@@ -22,6 +22,7 @@ mod pg_catalog;
 mod pool;
 mod pull_up;
 pub(crate) mod relations;
+mod replication;
 mod rewrite;
 mod roles;
 mod row_subquery;

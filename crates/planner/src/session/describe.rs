@@ -42,6 +42,7 @@ impl Session {
             Command::Explain { options, .. } => return none(Some(vec![super::explain::plan_column(options.format)])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Check => return none(Some(super::upkeep::check_columns())),
+            Command::Switchover(_) => return none(Some(super::upkeep::switchover_columns())),
             Command::Backup { .. } => return none(Some(super::upkeep::backup_columns())),
             Command::Show { name: None } => {
                 return none(Some(vec![

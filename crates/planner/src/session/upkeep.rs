@@ -3,11 +3,12 @@
 use super::{Outcome, ResultColumn, Session};
 use crate::execute::joined;
 use crate::names::OutputNames;
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringViewArray};
+use crate::statement::SwitchoverArguments;
+use datafusion::arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
 
 fn check_schema() -> SchemaRef {
     let text = |name: &str| Field::new(name, DataType::Utf8View, true);
@@ -17,6 +18,19 @@ fn check_schema() -> SchemaRef {
 fn backup_schema() -> SchemaRef {
     let number = |name: &str| Field::new(name, DataType::Int64, true);
     Arc::new(Schema::new(vec![number("tables"), number("files"), number("bytes")]))
+}
+
+fn switchover_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("host", DataType::Utf8View, true),
+        Field::new("lag_bytes", DataType::Int64, true),
+        Field::new("is_done", DataType::Boolean, true),
+    ]))
+}
+
+/// The columns of `CALL tidepool.switchover`.
+pub(crate) fn switchover_columns() -> Vec<ResultColumn> {
+    crate::query::columns(&switchover_schema(), &OutputNames::none())
 }
 
 /// The columns of `CALL tidepool.check`.
@@ -55,6 +69,22 @@ impl Session {
             Arc::new(StringViewArray::from_iter(all.iter().map(|(.., fault)| fault.as_ref()))),
         ];
         rows(check_schema(), check_columns(), arrays)
+    }
+
+    /// Has a standby take over from this server.
+    pub(super) async fn switch_over(&self, arguments: &SwitchoverArguments) -> Result<Outcome> {
+        self.refuse_in_any_block("CALL tidepool.switchover")?;
+        let lag_max = arguments.lag_max.parse::<ByteSize>()?.0;
+        let (host, is_trial) = (arguments.host.clone(), arguments.is_trial);
+        let database = self.planner.database().clone();
+        let switching = self.planner.workers().spawn_blocking(move || database.switch_over(&host, lag_max, is_trial));
+        let switched = joined(switching.await)?;
+        let arrays: Vec<ArrayRef> = vec![
+            Arc::new(StringViewArray::from_iter_values([&switched.host])),
+            Arc::new(Int64Array::from_iter_values([switched.lag_bytes as i64])),
+            Arc::new(BooleanArray::from(vec![switched.is_done])),
+        ];
+        rows(switchover_schema(), switchover_columns(), arrays)
     }
 
     pub(super) async fn backup(&self, text: &str, folder: &str) -> Result<Outcome> {

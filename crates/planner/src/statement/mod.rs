@@ -41,7 +41,7 @@ pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
 pub use roles::{GrantClause, GrantTargets, MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions};
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainFormat,
-    ExplainOptions, FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
+    ExplainOptions, FetchCount, Overriding, QualifiedName, SetValue, SwitchoverArguments, TransactionMode,
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
@@ -370,6 +370,7 @@ pub enum Command {
     ResetAccess,
     Advise(AdviseArguments),
     Check,
+    Switchover(SwitchoverArguments),
     Backup {
         folder: String,
     },

@@ -199,6 +199,16 @@ pub struct AdviseArguments {
     pub profile: Option<String>,
 }
 
+/// Of `CALL tidepool.switchover`.
+#[derive(Clone, Debug)]
+pub struct SwitchoverArguments {
+    pub host: String,
+    /// A size.
+    pub lag_max: String,
+    /// Nothing is to be done.
+    pub is_trial: bool,
+}
+
 #[derive(Clone)]
 pub struct CopyStatement {
     pub source: CopySource,
@@ -1066,6 +1076,23 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             cursor.expect_token(&Token::RParen)?;
             return Ok(Command::Backup { folder });
         }
+        (Some("tidepool"), "switchover") => {
+            let host = cursor.string()?;
+            let lag_max = if cursor.token(&Token::Comma) { cursor.string()? } else { "16MB".to_owned() };
+            let is_trial = cursor.token(&Token::Comma) && {
+                let value = set_value(cursor)?;
+                match value.as_str() {
+                    "on" | "true" => true,
+                    "off" | "false" => false,
+                    _ => {
+                        let message = "tidepool.switchover requires a Boolean value for its last argument";
+                        return Err(Error::new(SqlState::SYNTAX_ERROR, message));
+                    }
+                }
+            };
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::Switchover(SwitchoverArguments { host, lag_max, is_trial }));
+        }
         (Some("tidepool"), "advise") => {
             let near_limit = cursor.string()?;
             let argument = |cursor: &mut Cursor<'_>| {
@@ -1084,7 +1111,7 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
                 .with_hint(
                     "There are tidepool.merge('table'), tidepool.check(), tidepool.backup('folder'), \
-                     tidepool.reset_access() and tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
+                     tidepool.reset_access(), tidepool.switchover('standby' [, 'lag' [, trial]]) and tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
                 ));
         }
     }

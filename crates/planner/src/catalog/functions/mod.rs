@@ -452,5 +452,6 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
     functions.push(Arc::new(sleep::function()));
     functions.push(Arc::new(sequence::next_value()));
     functions.extend(advisory::waiting().into_iter().map(Arc::new));
+    functions.push(Arc::new(recovery::waiting()));
     functions
 }

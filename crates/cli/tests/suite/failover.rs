@@ -1,0 +1,213 @@
+//! Servers of one database in one pool: what their clients see when the primary is killed, stopped, or hands over.
+
+use crate::cli::{Serving, sql, text, tidepool};
+use crate::server::{PATIENCE, code};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio_postgres::{Client, NoTls};
+
+fn folder() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("tidepool-failover-").tempdir_in(parent).unwrap()
+}
+
+/// A pool, in which servers of one database are started.
+struct Cluster {
+    folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let folder = folder();
+        let output = tidepool().args(["pool", "create", &pool(folder.path()), "--size", "300MB"]).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        Cluster { folder }
+    }
+
+    fn start(&self, name: &str, role: &str, more: &[&str]) -> Serving {
+        let mut command = tidepool();
+        command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(self.folder.path())]);
+        command.args(["--name", name, "--role", role]);
+        command.args(if more.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] }).args(more);
+        Serving::start(command).unwrap_or_else(|log| panic!("{name} does not start: {log}"))
+    }
+}
+
+fn pool(folder: &Path) -> String {
+    format!("file:{}", folder.join("pool").display())
+}
+
+async fn connect(url: &str) -> Client {
+    try_connect(url).await.unwrap()
+}
+
+async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+async fn one(client: &Client, sql: &str) -> String {
+    let rows = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let row = rows.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("null").to_owned()),
+        _ => None,
+    });
+    row.unwrap_or_else(|| panic!("{sql}: no row"))
+}
+
+/// Until a query answers this.
+async fn until(client: &Client, sql: &str, wanted: &str) {
+    let start = Instant::now();
+    loop {
+        let answer = one(client, sql).await;
+        if answer == wanted {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{sql}: {answer}, not {wanted}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_a_killed_primary_learn_at_once_and_find_the_next_where_it_was() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let second = cluster.start("h2", "standby", &[]);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    let reader = connect(&second.url).await;
+    assert_eq!(one(&reader, "SELECT pg_is_in_recovery()").await, "t");
+    until(&reader, "SELECT count(*) FROM pg_class WHERE relname = 't'", "1").await;
+    until(&reader, "SELECT count(*) FROM t", "1").await;
+    // What each says of the other.
+    assert_eq!(one(&writer, "SELECT application_name || ' ' || state FROM pg_stat_replication").await, "h2 streaming");
+    assert_eq!(one(&reader, "SELECT conninfo FROM pg_stat_wal_receiver").await, "application_name=h1");
+    let written = one(&writer, "SELECT pg_current_wal_lsn()").await;
+    until(&reader, &format!("SELECT pg_last_wal_replay_lsn() >= '{written}'"), "t").await;
+    until(&writer, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn) FROM pg_stat_replication", "0").await;
+    let refused = code(&reader.simple_query("SELECT pg_current_wal_lsn()").await.unwrap_err()).to_owned();
+    assert_eq!(refused, "55000");
+    let refused = code(&writer.simple_query("SELECT pg_promote()").await.unwrap_err()).to_owned();
+    assert_eq!(refused, "55000");
+    // A pause.
+    reader.batch_execute("SELECT pg_wal_replay_pause()").await.unwrap();
+    until(&reader, "SELECT pg_get_wal_replay_pause_state()", "paused").await;
+    writer.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(one(&reader, "SELECT count(*) FROM t").await, "1");
+    reader.batch_execute("SELECT pg_wal_replay_resume()").await.unwrap();
+    until(&reader, "SELECT count(*) FROM t", "2").await;
+
+    // A client that waits for an answer, and one that waits for nothing.
+    let (waiting, idle) = (connect(&first.url).await, connect(&first.url).await);
+    let asking = tokio::spawn(async move { waiting.batch_execute("SELECT pg_sleep(3600)").await });
+    until(&writer, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%3600%' AND state = 'active'", "2").await;
+    first.signal(libc::SIGKILL);
+    // Its socket is shut down by the standby; nobody answers on it.
+    let ended = tokio::time::timeout(PATIENCE, asking).await.unwrap().unwrap();
+    assert!(ended.unwrap_err().as_db_error().is_none());
+    assert!(idle.batch_execute("SELECT 1").await.is_err());
+    // Who connects to where the primary was is not refused, and waits for the next.
+    let again = connect(&first.url).await;
+    again.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    assert_eq!(one(&again, "SELECT string_agg(id::text, ',' ORDER BY id) FROM t").await, "1,2,3");
+    // The standby's own clients go on, and may write.
+    until(&reader, "SHOW in_hot_standby", "off").await;
+    reader.batch_execute("INSERT INTO t VALUES (4)").await.unwrap();
+    assert_eq!(one(&reader, "SELECT pg_is_in_recovery()").await, "f");
+
+    // A third takes over from the second, with both addresses.
+    let third = cluster.start("h3", "standby", &[]);
+    let follower = connect(&third.url).await;
+    until(&follower, "SELECT count(*) FROM t", "4").await;
+    second.signal(libc::SIGKILL);
+    for url in [&first.url, &second.url, &third.url] {
+        let client = connect(url).await;
+        assert_eq!(one(&client, "SELECT count(*) FROM t").await, "4", "{url}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_takes_the_primarys_address_that_it_was_given_too() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "auto", &[]);
+    let address = first.url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    // Both are configured alike.
+    let second = cluster.start("h2", "auto", &["--listen", &address]);
+    assert_eq!(second.url, first.url);
+    until(&writer, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    assert_eq!(one(&writer, "SELECT pg_is_in_recovery()").await, "f");
+    // One that is stopped answers nothing, and keeps its sockets.
+    first.signal(libc::SIGSTOP);
+    let end = tokio::time::timeout(PATIENCE, writer.batch_execute("INSERT INTO t VALUES (2)")).await.unwrap();
+    assert!(end.unwrap_err().as_db_error().is_none());
+    let again = connect(&first.url).await;
+    again.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    assert_eq!(one(&again, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h2");
+    // It was ended, or ends when it wakes.
+    first.signal(libc::SIGCONT);
+    assert!(!first.wait().0);
+    assert_eq!(one(&again, "SELECT count(*) FROM t").await, "2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_hands_over_when_it_is_told_to() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let second = cluster.start("h2", "standby", &[]);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    until(&writer, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    let refused = async |sql: &str| code(&writer.simple_query(sql).await.unwrap_err()).to_owned();
+    assert_eq!(refused("CALL tidepool.switchover('nobody')").await, "42704");
+    assert_eq!(refused("BEGIN; CALL tidepool.switchover('h2')").await, "25001");
+    writer.batch_execute("ROLLBACK").await.unwrap();
+    let reader = connect(&second.url).await;
+    let error = reader.simple_query("CALL tidepool.switchover('h1')").await.unwrap_err();
+    assert_eq!(code(&error), "55000");
+    let trial = tidepool().args(["switchover", &first.url, "--to", "h2", "--dry-run"]).output().unwrap();
+    assert!(trial.status.success() && text(&trial.stdout).starts_with("h2 can take over"), "{}", text(&trial.stderr));
+    assert_eq!(one(&writer, "SELECT pg_is_in_recovery()").await, "f");
+    let done = tidepool().args(["switchover", &first.url, "--to", "h2"]).output().unwrap();
+    assert!(done.status.success() && text(&done.stdout) == "h2 is primary\n", "{}", text(&done.stderr));
+    assert!(writer.batch_execute("INSERT INTO t VALUES (2)").await.is_err());
+    let url = first.url.clone();
+    assert!(!first.wait().0);
+    let again = connect(&url).await;
+    assert_eq!(one(&again, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h2");
+    assert_eq!(one(&again, "SELECT count(*) FROM t").await, "1");
+
+    // By the standby, too.
+    let third = cluster.start("h3", "standby", &[]);
+    let promoted = tidepool().args(["promote", &third.url]).output().unwrap();
+    assert!(
+        promoted.status.success() && text(&promoted.stdout) == "the server is primary\n",
+        "{}",
+        text(&promoted.stderr)
+    );
+    let output = sql(&third.url, &["-c", "INSERT INTO t VALUES (5)"], "");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!second.wait().0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_are_stopped_leave_the_pool() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let second = cluster.start("h2", "standby", &[]);
+    let (writer, reader) = (connect(&first.url).await, connect(&second.url).await);
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY)").await.unwrap();
+    until(&writer, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    for server in [second, first] {
+        server.signal(libc::SIGTERM);
+        let (is_good, log) = server.wait();
+        assert!(is_good, "{log}");
+    }
+    assert_eq!(code(&writer.simple_query("SELECT 1").await.unwrap_err()), "57P01");
+    assert_eq!(code(&reader.simple_query("SELECT 1").await.unwrap_err()), "57P01");
+    let destroyed = tidepool().args(["pool", "destroy", &pool(cluster.folder.path())]).output().unwrap();
+    assert!(destroyed.status.success(), "{}", text(&destroyed.stderr));
+}

@@ -1,0 +1,264 @@
+//! What is shown of roles, and asked of them by clients: places in the log, who follows whom, a pause, and a switch-over.
+
+use super::{HostRole, Roles, not_in_recovery};
+use crate::{Database, Lsn};
+use std::time::{Duration, Instant, SystemTime};
+use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_log::LogPosition;
+use tidepool_pool::layout::HostNumber;
+use tidepool_pool::pool::HostView;
+use tidepool_pool::words::{HostState, Number};
+
+/// How long a host that is asked to take over has for it.
+const SWITCHOVER_WAIT: Duration = Duration::from_secs(10);
+
+/// Between two looks whether it has.
+const SWITCHOVER_LOOKS: Duration = Duration::from_millis(1);
+
+/// Whether a standby applies what it reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplayPause {
+    #[default]
+    NotPaused,
+    /// It begins no other batch.
+    Requested,
+    Paused,
+}
+
+impl ReplayPause {
+    /// PostgreSQL's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReplayPause::NotPaused => "not paused",
+            ReplayPause::Requested => "pause requested",
+            ReplayPause::Paused => "paused",
+        }
+    }
+
+    pub fn is_asked(self) -> bool {
+        self != ReplayPause::NotPaused
+    }
+}
+
+/// A host that follows this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    pub name: String,
+    pub process: u32,
+    /// Where its clients connect.
+    pub address: String,
+    /// It has come to the log's end once.
+    pub is_following: bool,
+    pub replayed: Lsn,
+    /// How much older what it shows is than what this host has acknowledged.
+    pub lag: Option<Duration>,
+    pub heard: Option<SystemTime>,
+    /// PostgreSQL's word for whether commits wait for it.
+    pub sync_state: &'static str,
+    pub priority: u32,
+}
+
+/// The host that this one follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    pub name: String,
+    pub process: u32,
+    pub address: String,
+    pub heard: Option<SystemTime>,
+    /// The end of what it has acknowledged, when it last said so.
+    pub written: Lsn,
+}
+
+/// A switch-over that was tried or done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switchover {
+    pub host: String,
+    /// Bytes of the log that it had not applied.
+    pub lag_bytes: u64,
+    /// It is primary now. False: that was not asked for, or it has not said so yet.
+    pub is_done: bool,
+}
+
+fn heard(view: &HostView) -> Option<SystemTime> {
+    (view.wall_us.0 > 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_micros(view.wall_us.0))
+}
+
+impl Roles {
+    /// Takes note of whether it is to pause. True: nothing is applied now.
+    pub(super) fn pauses(&self) -> bool {
+        let mut state = self.state.lock();
+        state.is_paused = state.pause_asked;
+        state.is_paused
+    }
+
+    /// The primary of a term asks this host to take over from it.
+    pub(super) fn is_told_to_take_over(&self, term: u32) -> Result<bool> {
+        let (pool, host) = (self.host.pool(), self.host.member().host());
+        let kick = pool.told(pool.books().load(pool.layout().host_number(host.slot, HostNumber::Kick)))?;
+        Ok(kick.0 == u64::from(term) && term > 0)
+    }
+
+    fn number_of(&self, view: &HostView, which: HostNumber) -> u64 {
+        let pool = self.host.pool();
+        pool.told(pool.books().load(pool.layout().host_number(view.host.slot, which))).map_or(0, |number| number.0)
+    }
+
+    /// Hosts of the database that are alive, but for this one.
+    fn others(&self) -> Vec<HostView> {
+        let (own, database) = (self.host.member().host(), self.host.member().database());
+        let is_other =
+            |view: &HostView| view.host != own && view.ident.database == database && view.ident.state.is_live();
+        self.host.pool().hosts().unwrap_or_default().into_iter().filter(is_other).collect()
+    }
+}
+
+impl Database {
+    /// A position in the log, in bytes from where it began.
+    pub fn lsn_of(&self, position: LogPosition) -> Lsn {
+        let segment_bytes = match &self.roles {
+            Some(roles) => roles.host.pool().extent_bytes(),
+            None => self.config().log.segment_bytes as u64,
+        };
+        Lsn(position.segment() * segment_bytes + position.offset() as u64)
+    }
+
+    /// The end of what is acknowledged of the log that this process writes.
+    pub fn written_lsn(&self) -> Lsn {
+        self.log_position().map_or(Lsn(0), |position| self.lsn_of(position))
+    }
+
+    /// Says to other hosts how far the log has come. A primary does so now and then.
+    pub fn say_written(&self) {
+        if let (Some(roles), Some(position)) = (&self.roles, self.log_position())
+            && roles.role() == HostRole::Primary
+            && let Err(error) = roles.host.say(HostNumber::AppliedPosition, position.to_bits())
+        {
+            tracing::debug!(%error, "other hosts are not told of the log's end");
+        }
+    }
+
+    /// The hosts that follow this one, which is primary.
+    pub fn standbys(&self) -> Vec<Standby> {
+        let Some(roles) = self.roles.as_ref().filter(|roles| roles.role() == HostRole::Primary) else {
+            return Vec::new();
+        };
+        let durable = self.log.get().map_or(CommitTs(0), |log| log.durable());
+        let written = self.log_position().unwrap_or_default();
+        let standby = |view: HostView| {
+            let applied = roles.number_of(&view, HostNumber::AppliedTs);
+            let position = LogPosition::from_bits(roles.number_of(&view, HostNumber::AppliedPosition));
+            let heard = heard(&view);
+            let text = view.text.unwrap_or_default();
+            Standby {
+                name: text.name,
+                process: text.pid,
+                address: text.address,
+                is_following: view.ident.state == HostState::Following,
+                replayed: self.lsn_of(position),
+                // One that has all of the log shows what there is, however long ago the last of it was written.
+                lag: (applied > 0).then(|| match position >= written {
+                    true => Duration::ZERO,
+                    false => Duration::from_nanos(durable.0.saturating_sub(applied)),
+                }),
+                heard,
+                sync_state: "async",
+                priority: 0,
+            }
+        };
+        roles.others().into_iter().map(standby).collect()
+    }
+
+    /// The host that this one follows.
+    pub fn upstream(&self) -> Option<Upstream> {
+        let roles = self.roles.as_ref().filter(|roles| roles.role() == HostRole::Following)?;
+        let reign = roles.host.member().reign().ok()?;
+        let view = roles.others().into_iter().find(|view| reign.is_of(view.host))?;
+        let position = LogPosition::from_bits(roles.number_of(&view, HostNumber::AppliedPosition));
+        let heard = heard(&view);
+        let text = view.text.unwrap_or_default();
+        let written = self.lsn_of(position);
+        Some(Upstream { name: text.name, process: text.pid, address: text.address, heard, written })
+    }
+
+    /// Bytes of the log that this host, which follows, has not applied, as far as it knows.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        let (upstream, progress) = (self.upstream()?, self.follow_progress()?);
+        (upstream.written > Lsn(0)).then(|| upstream.written.0.saturating_sub(self.lsn_of(progress.replayed).0))
+    }
+
+    /// The term that this host reigns in, or follows.
+    pub fn term(&self) -> Option<u64> {
+        let roles = self.roles.as_ref()?;
+        match roles.reign.get() {
+            Some(reign) => Some(reign.term.0.into()),
+            None => Some(roles.state.lock().progress.term).filter(|term| *term > 0),
+        }
+    }
+
+    /// Whether this host, which follows, applies what it reads.
+    pub fn replay_pause(&self) -> ReplayPause {
+        let Some(roles) = &self.roles else { return ReplayPause::NotPaused };
+        let state = roles.state.lock();
+        match (state.pause_asked, state.is_paused) {
+            (false, _) => ReplayPause::NotPaused,
+            (true, false) => ReplayPause::Requested,
+            (true, true) => ReplayPause::Paused,
+        }
+    }
+
+    /// Stops applying before the next batch, or goes on. A promotion goes on with all that there is. 55000 on a primary.
+    pub fn pause_replay(&self, is_paused: bool) -> Result<()> {
+        let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
+        roles.state.lock().pause_asked = is_paused;
+        roles.changed.notify_all();
+        Ok(())
+    }
+
+    /// Has the standby of a name take over from this host, which is primary, if what it has not applied is at most `lag_max` bytes.
+    /// With `is_trial` it is looked at only. What this host has acknowledged is not lost: it is fenced as by any other take-over.
+    pub fn switch_over(&self, to: &str, lag_max: u64, is_trial: bool) -> Result<Switchover> {
+        let not_here = |message: String| Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message);
+        let roles = self.roles.as_ref().filter(|roles| roles.role() == HostRole::Primary);
+        let (Some(roles), Some(reign)) = (roles, roles.and_then(|roles| roles.reign.get())) else {
+            return Err(not_here("this server is not the primary of a database in a pool".to_owned())
+                .with_hint("Ask the primary, or promote a standby: SELECT pg_promote()."));
+        };
+        let others = roles.others();
+        let is_its = |view: &&HostView| view.text.as_ref().is_some_and(|text| text.name == to);
+        let Some(view) = others.iter().find(is_its) else {
+            let names = others.iter().filter_map(|view| Some(view.text.as_ref()?.name.clone())).collect::<Vec<_>>();
+            return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("standby \"{to}\" does not exist"))
+                .with_detail(match names.is_empty() {
+                    true => "No host follows this one.".to_owned(),
+                    false => format!("There are: {}.", names.join(", ")),
+                }));
+        };
+        if view.ident.state != HostState::Following {
+            return Err(not_here(format!("host \"{to}\" is {}, and does not follow", view.ident.state.text())));
+        }
+        let replayed = LogPosition::from_bits(roles.number_of(view, HostNumber::AppliedPosition));
+        let lag_bytes = self.written_lsn().0.saturating_sub(self.lsn_of(replayed).0);
+        if lag_bytes > lag_max {
+            return Err(not_here(format!("standby \"{to}\" is {lag_bytes} bytes of log behind"))
+                .with_detail(format!("At most {lag_max} are allowed."))
+                .with_hint("Wait, or allow more."));
+        }
+        let mut switched = Switchover { host: to.to_owned(), lag_bytes, is_done: false };
+        if is_trial {
+            return Ok(switched);
+        }
+        let pool = roles.host.pool();
+        let kick = pool.layout().host_number(view.host.slot, HostNumber::Kick);
+        pool.told(pool.books().store(kick, Number(reign.term.0.into())))?;
+        let end = Instant::now() + SWITCHOVER_WAIT;
+        while Instant::now() < end {
+            let now = roles.host.member().reign()?;
+            if now.term != reign.term && now.is_of(view.host) {
+                switched.is_done = true;
+                return Ok(switched);
+            }
+            std::thread::sleep(SWITCHOVER_LOOKS);
+        }
+        Err(not_here(format!("host \"{to}\" has not taken over within {} s", SWITCHOVER_WAIT.as_secs())))
+    }
+}

@@ -1,0 +1,436 @@
+//! Sockets that a primary and its standbys on the same machine have in common, so that a client learns at once when the primary
+//! is gone, and can connect at once to where it was.
+//!
+//! The primary passes duplicates of the sockets that it listens on, and of each client's socket, to every standby that asks
+//! ([`tidepool_pool::control`]). A socket lives as long as one process has it. So a listener whose process is killed is
+//! still there, and clients that connect wait in its queue instead of being refused, until the standby that takes over
+//! accepts them. And the sockets of the clients would stay open without an answer until the standby is done with them: it shuts
+//! them down as soon as it begins to take over, from a primary that was killed and from one that was stopped alike. The kernel itself would
+//! close a killed process's sockets only after it has freed its memory.
+//!
+//! * Only a standby that takes over, or that knows that the primary's process has ended, shuts clients down. One whose connection
+//!   ended for another reason lets go of its duplicates and connects again.
+//! * A primary that was taken over from may wake. It is ended by who took over (`tidepool_database`), and until that is certain,
+//!   it may accept a client: it answers nothing but that it is no primary any more. Where it cannot be ended, its listeners
+//!   are shut down, which ends them in every process, and made anew.
+//! * Nothing here is waited for by a client: what goes to a standby goes by a thread of its own, and one that does not read is
+//!   let go of.
+
+use crate::incoming::shut_down;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result};
+use tidepool_database::{Database, HostRole};
+use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
+use tidepool_pool::liveness::is_lock_held;
+use tidepool_pool::words::Host;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Between two looks of a thread whether it is to end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Between two tries to reach the primary.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Messages that wait for one standby. With more it is let go of.
+const QUEUE_MAX: usize = 8_192;
+
+/// How long a host whose connection ended is looked at for its death. The kernel frees its memory first.
+const END_WAIT: Duration = Duration::from_secs(5);
+
+/// What a listening socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    Tcp,
+    /// In the file system.
+    Local,
+}
+
+/// A listening socket of a primary before.
+#[derive(Debug)]
+pub(crate) struct InheritedListener {
+    pub(crate) kind: ListenerKind,
+    /// `HOST:PORT`, or a path.
+    pub(crate) address: String,
+    pub(crate) socket: OwnedFd,
+}
+
+type Shared = Arc<OwnedFd>;
+
+/// What goes to a standby.
+#[derive(Clone)]
+enum Message {
+    Listener(ListenerKind, String, Shared),
+    Client(u64, Shared),
+    Gone(u64),
+}
+
+const LISTENER: u8 = b'L';
+const CLIENT: u8 = b'C';
+const GONE: u8 = b'G';
+
+impl Message {
+    fn send(&self, connection: &ControlConnection) -> Result<()> {
+        match self {
+            Message::Listener(kind, address, socket) => {
+                let kind = match kind {
+                    ListenerKind::Tcp => b't',
+                    ListenerKind::Local => b'l',
+                };
+                connection.send(&[&[LISTENER, kind], address.as_bytes()].concat(), &[socket.as_fd()])
+            }
+            Message::Client(number, socket) => {
+                connection.send(&[&[CLIENT][..], &number.to_le_bytes()].concat(), &[socket.as_fd()])
+            }
+            Message::Gone(number) => connection.send(&[&[GONE][..], &number.to_le_bytes()].concat(), &[]),
+        }
+    }
+}
+
+/// Of a host that serves clients: what it shares.
+#[derive(Default)]
+struct Own {
+    next: u64,
+    clients: HashMap<u64, Shared>,
+    listeners: Vec<(ListenerKind, String, Shared)>,
+    standbys: Vec<(u64, SyncSender<Message>)>,
+}
+
+impl Own {
+    /// To all standbys that keep up.
+    fn tell(&mut self, message: &Message) {
+        self.standbys.retain(|(_, queue)| queue.try_send(message.clone()).is_ok());
+    }
+}
+
+/// Of a host that follows: what its primary shared.
+#[derive(Default)]
+struct Inherited {
+    clients: HashMap<u64, OwnedFd>,
+    listeners: Vec<InheritedListener>,
+    /// This host takes over: whatever comes still is for it.
+    takes_over: bool,
+    /// It has, and accepts.
+    has_taken_over: bool,
+}
+
+pub(crate) struct Handover {
+    database: Arc<Database>,
+    /// Apart: threads that tell standbys hold nothing else of this.
+    own: Arc<Mutex<Own>>,
+    /// Those that hold the database.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    inherited: Mutex<Inherited>,
+    taken: UnboundedSender<InheritedListener>,
+    stopped: AtomicBool,
+}
+
+impl std::fmt::Debug for Handover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Handover")
+    }
+}
+
+/// A client's socket while it is shared.
+pub(crate) struct SharedClient {
+    handover: Arc<Handover>,
+    number: u64,
+    socket: Shared,
+}
+
+impl Drop for SharedClient {
+    fn drop(&mut self) {
+        let mut own = self.handover.own.lock();
+        own.clients.remove(&self.number);
+        own.tell(&Message::Gone(self.number));
+        drop(own);
+        // Standbys may have it for a moment longer.
+        shut_down(&self.socket);
+    }
+}
+
+impl Handover {
+    /// Of a database that lives in a pool, with the listeners that come to it. `None`: no other host can take it over.
+    pub(crate) fn start(
+        database: &Arc<Database>,
+    ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>> {
+        if database.role() == HostRole::Alone {
+            return Ok(None);
+        }
+        let Some(host) = database.pool() else { return Ok(None) };
+        let (pool, member) = (host.pool(), host.member());
+        let (taken, listeners) = unbounded_channel();
+        let handover = Arc::new(Handover {
+            database: database.clone(),
+            own: Arc::default(),
+            threads: Mutex::default(),
+            inherited: Mutex::default(),
+            taken,
+            stopped: AtomicBool::new(false),
+        });
+        let own = pool.hosts()?.into_iter().find(|view| view.host == member.host()).and_then(|view| view.text);
+        if let Some(path) =
+            own.map(|text| PathBuf::from(text.control_socket)).filter(|path| !path.as_os_str().is_empty())
+        {
+            match ControlListener::bind(&path, pool, member.host()) {
+                Ok(listener) => {
+                    let of_thread = handover.clone();
+                    handover.threads.lock().push(spawn("handover-accept", move || of_thread.accept(&listener))?);
+                }
+                // Only clients' sockets are not shared then.
+                Err(error) => tracing::warn!("standbys cannot have this host's sockets: {error}"),
+            }
+        }
+        let of_watch = Arc::downgrade(&handover);
+        database.watch_role(Box::new(move |role| {
+            if let Some(handover) = of_watch.upgrade() {
+                handover.role_changed(role);
+            }
+        }));
+        let of_thread = handover.clone();
+        handover.threads.lock().push(spawn("handover-attend", move || of_thread.attend())?);
+        Ok(Some((handover, listeners)))
+    }
+
+    /// Ends what works for it: nothing holds the database then, which leaves the pool when it is closed.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        {
+            let mut own = self.own.lock();
+            own.standbys.clear();
+            own.listeners.clear();
+        }
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// From now on standbys have this listener, too.
+    pub(crate) fn share_listener(&self, kind: ListenerKind, address: String, socket: &impl AsFd) {
+        match socket.as_fd().try_clone_to_owned() {
+            Ok(socket) => {
+                let socket = Arc::new(socket);
+                let mut own = self.own.lock();
+                own.tell(&Message::Listener(kind, address.clone(), socket.clone()));
+                own.listeners.retain(|(_, known, _)| *known != address);
+                own.listeners.push((kind, address, socket));
+            }
+            Err(error) => tracing::warn!(%error, "a listener is not shared with standbys"),
+        }
+    }
+
+    /// Shares a client's socket until what is returned is dropped, which ends the connection. `None` where there is no
+    /// descriptor left.
+    pub(crate) fn share_client(self: &Arc<Self>, socket: &impl AsFd) -> Option<SharedClient> {
+        let socket = Arc::new(socket.as_fd().try_clone_to_owned().ok()?);
+        let mut own = self.own.lock();
+        let number = own.next;
+        own.next += 1;
+        own.tell(&Message::Client(number, socket.clone()));
+        own.clients.insert(number, socket.clone());
+        drop(own);
+        Some(SharedClient { handover: self.clone(), number, socket })
+    }
+
+    fn accept(self: &Arc<Self>, listener: &ControlListener) {
+        let Some(host) = self.database.pool() else { return };
+        let mut next = 0;
+        while !self.is_stopped() {
+            self.database.say_written();
+            match listener.accept(host.pool(), LOOK_INTERVAL) {
+                Ok(Some(connection)) => {
+                    let (queue, messages) = sync_channel(QUEUE_MAX);
+                    {
+                        let mut own = self.own.lock();
+                        let listeners = own.listeners.iter().cloned();
+                        let listeners =
+                            listeners.map(|(kind, address, socket)| Message::Listener(kind, address, socket));
+                        let clients =
+                            own.clients.iter().map(|(number, socket)| Message::Client(*number, socket.clone()));
+                        // Whatever does not fit is as if the standby did not keep up.
+                        if listeners.chain(clients).any(|message| queue.try_send(message).is_err()) {
+                            continue;
+                        }
+                        own.standbys.push((next, queue));
+                    }
+                    let (number, own) = (next, self.own.clone());
+                    next += 1;
+                    let told = spawn("handover-tell", move || {
+                        serve_standby(&connection, &messages);
+                        own.lock().standbys.retain(|(known, _)| *known != number);
+                    });
+                    if let Err(error) = told {
+                        tracing::warn!("a standby cannot have this host's sockets: {error}");
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+            }
+        }
+    }
+
+    fn role_changed(&self, role: HostRole) {
+        let mut inherited = self.inherited.lock();
+        match role {
+            HostRole::TakingOver => {
+                inherited.takes_over = true;
+                end_clients(&mut inherited);
+            }
+            HostRole::Primary => {
+                (inherited.takes_over, inherited.has_taken_over) = (true, true);
+                end_clients(&mut inherited);
+                for listener in std::mem::take(&mut inherited.listeners) {
+                    let _ = self.taken.send(listener);
+                }
+            }
+            // Another host was quicker.
+            HostRole::Following => inherited.takes_over = false,
+            HostRole::Alone | HostRole::Fenced | HostRole::Failed => {}
+        }
+    }
+
+    /// Has the sockets of whoever is primary, until this host is.
+    fn attend(&self) {
+        let Some(host) = self.database.pool() else { return };
+        let (pool, member) = (host.pool(), host.member());
+        while !self.is_stopped() && self.database.role() == HostRole::Following {
+            let connected = member.reign().and_then(|reign| {
+                let primary = pool.hosts()?.into_iter().find(|view| reign.is_of(view.host));
+                let primary = primary.filter(|view| view.host != member.host() && view.ident.state.is_live());
+                primary.map(|view| ControlConnection::connect(pool, member.host(), view.host)).transpose()
+            });
+            match connected {
+                Ok(Some(connection)) => {
+                    self.hear(&connection);
+                    let end = Instant::now() + END_WAIT;
+                    // It is not said why: a primary that is alive has let go of this host, and its clients are its own.
+                    while Instant::now() < end
+                        && !self.is_stopped()
+                        && !self.inherited.lock().takes_over
+                        && is_lock_held(pool, connection.peer()).unwrap_or(true)
+                    {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    self.ended(is_lock_held(pool, connection.peer()).unwrap_or(true), connection.peer());
+                }
+                Ok(None) | Err(_) => std::thread::sleep(RETRY_INTERVAL),
+            }
+        }
+    }
+
+    /// Takes what the primary shares, until it ends.
+    fn hear(&self, connection: &ControlConnection) {
+        loop {
+            match connection.receive(LOOK_INTERVAL) {
+                Ok(Arrival::Message { bytes, descriptors }) => self.take(&bytes, descriptors),
+                Ok(Arrival::Nothing) if !self.is_stopped() => {}
+                Ok(Arrival::Nothing | Arrival::End) | Err(_) => return,
+            }
+        }
+    }
+
+    fn take(&self, bytes: &[u8], mut descriptors: Vec<OwnedFd>) {
+        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
+        let mut inherited = self.inherited.lock();
+        match (bytes, descriptors.pop()) {
+            ([LISTENER, kind @ (b't' | b'l'), address @ ..], Some(socket)) => {
+                let kind = if *kind == b't' { ListenerKind::Tcp } else { ListenerKind::Local };
+                let address = String::from_utf8_lossy(address).into_owned();
+                let listener = InheritedListener { kind, address, socket };
+                match inherited.has_taken_over {
+                    true => _ = self.taken.send(listener),
+                    false => inherited.listeners.push(listener),
+                }
+            }
+            ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.takes_over, number(number_bytes)) {
+                (true, _) => shut_down(&socket),
+                (false, Some(number)) => _ = inherited.clients.insert(number, socket),
+                (false, None) => {}
+            },
+            ([GONE, number_bytes @ ..], _) => {
+                if let Some(number) = number(number_bytes) {
+                    inherited.clients.remove(&number);
+                }
+            }
+            // Of a later release.
+            _ => {}
+        }
+    }
+
+    /// The primary's connection ended.
+    fn ended(&self, is_alive: bool, primary: Host) {
+        let mut inherited = self.inherited.lock();
+        if inherited.takes_over {
+            return;
+        }
+        if is_alive {
+            inherited.clients.clear();
+            inherited.listeners.clear();
+            return;
+        }
+        tracing::info!("{primary} has ended: {} clients of it are told", inherited.clients.len());
+        end_clients(&mut inherited);
+        // Its listeners are for whoever takes over. That may be another host, which has them, too: then these are let go of when
+        // this host has that one's.
+        drop(inherited);
+        let end = Instant::now() + END_WAIT;
+        while Instant::now() < end && self.database.role() == HostRole::Following && !self.is_stopped() {
+            let is_another = || {
+                let host = self.database.pool()?;
+                let reign = host.member().reign().ok()?;
+                Some(!reign.is_of(primary) && reign.state == tidepool_pool::words::TermState::Running)
+            };
+            if is_another() == Some(true) {
+                break;
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+        let mut inherited = self.inherited.lock();
+        if !inherited.takes_over {
+            inherited.listeners.clear();
+        }
+    }
+}
+
+/// Until the standby is gone, does not keep up, or nothing is told any more.
+fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>) {
+    tracing::info!("{} has the sockets of this host's clients", connection.peer());
+    loop {
+        match messages.recv_timeout(LOOK_INTERVAL) {
+            Ok(message) => {
+                if message.send(connection).is_err() {
+                    return;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => match connection.receive(Duration::ZERO) {
+                Ok(Arrival::Nothing) => {}
+                _ => return,
+            },
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn end_clients(inherited: &mut Inherited) {
+    inherited.clients.drain().for_each(|(_, socket)| shut_down(&socket));
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    spawned.map_err(|error| Error::io("start a thread", &error))
+}
