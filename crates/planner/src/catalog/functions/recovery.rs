@@ -7,7 +7,7 @@ use crate::catalog::value::Value;
 use crate::errors::carry;
 use crate::facts::SessionFacts;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, BooleanArray};
-use datafusion::arrow::datatypes::{DataType, Int32Type};
+use datafusion::arrow::datatypes::{DataType, Int64Type};
 use datafusion::common::{Result, internal_err};
 use datafusion::logical_expr::async_udf::{AsyncScalarUDF, AsyncScalarUDFImpl};
 use datafusion::logical_expr::{
@@ -182,7 +182,7 @@ pub fn waiting() -> ScalarUDF {
     let forms = vec![
         TypeSignature::Nullary,
         TypeSignature::Exact(vec![DataType::Boolean]),
-        TypeSignature::Exact(vec![DataType::Boolean, DataType::Int32]),
+        TypeSignature::Exact(vec![DataType::Boolean, DataType::Int64]),
     ];
     let signature = Signature::one_of(forms, Volatility::Volatile);
     AsyncScalarUDF::new(Arc::new(Promote { signature })).into_scalar_udf()
@@ -221,7 +221,7 @@ impl AsyncScalarUDFImpl for Promote {
                 continue;
             }
             let waits = arrays.first().is_none_or(|array| array.as_boolean().value(at(array)));
-            let seconds = arrays.get(1).map_or(60, |array| array.as_primitive::<Int32Type>().value(at(array)));
+            let seconds = arrays.get(1).map_or(60, |array| array.as_primitive::<Int64Type>().value(at(array)));
             promoted.push(Some(promote(&facts, waits, seconds).await?));
         }
         Ok(ColumnarValue::Array(Arc::new(promoted.into_iter().collect::<BooleanArray>())))
@@ -229,7 +229,7 @@ impl AsyncScalarUDFImpl for Promote {
 }
 
 /// True where the server is primary now, or will be and is not waited for.
-async fn promote(facts: &Arc<SessionFacts>, waits: bool, seconds: i32) -> Result<bool> {
+async fn promote(facts: &Arc<SessionFacts>, waits: bool, seconds: i64) -> Result<bool> {
     check_superuser(facts, "pg_promote")?;
     check_standby(facts)?;
     let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).ok_or_else(|| {
