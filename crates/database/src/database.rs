@@ -345,7 +345,8 @@ impl Database {
 
     /// Without a log none.
     pub(crate) fn new_redo(&self) -> Result<Option<Redo>> {
-        self.log.get().map(Redo::new).transpose()
+        let appended = || self.roles.as_ref().map(|roles| Arc::clone(roles.appended()));
+        self.log.get().map(|log| Redo::new(log, appended())).transpose()
     }
 
     /// Seats that were taken before there was a log have no end of it.

@@ -28,6 +28,7 @@ use crate::durability::small::MainPlaces;
 use crate::durability::storage::SavedSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{CommitTs, Error, Result, RoleId, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
 use tidepool_log::{Appender, Log, RecordKind};
 use tidepool_table::rows::patch::{self, Patch};
@@ -47,6 +48,9 @@ pub(crate) const SEQUENCE: RecordKind = RecordKind(3);
 /// A manifest in the pool is as of a moment before it. Whoever applies the log passes over it; that it is there keeps who takes over from
 /// drawing timestamps that the manifest covers.
 pub(crate) const CHECKPOINT: RecordKind = RecordKind(128);
+
+/// Nothing. Its block says that all before it is complete, to those who follow and wait for that.
+pub(crate) const TICK: RecordKind = RecordKind(129);
 
 /// From here on what there is of a record is written ahead of the commit.
 const PIECE_BYTES: usize = 1 << 20;
@@ -210,11 +214,14 @@ pub(crate) struct Redo {
     kind: RecordKind,
     /// There is a record to be appended.
     is_ready: bool,
+    /// Where another process may take over: the greatest timestamp that was appended, for those that may not show it before it
+    /// is durable.
+    appended: Option<Arc<AtomicU64>>,
 }
 
 impl Redo {
-    pub fn new(log: &Arc<Log>) -> Result<Redo> {
-        Ok(Redo { appender: log.appender()?, record: Vec::new(), kind: COMMIT, is_ready: false })
+    pub fn new(log: &Arc<Log>, appended: Option<Arc<AtomicU64>>) -> Result<Redo> {
+        Ok(Redo { appender: log.appender()?, record: Vec::new(), kind: COMMIT, is_ready: false, appended })
     }
 
     /// Makes the record of a transaction, and takes the room for it: appending it cannot fail. `view` sees what the
@@ -334,6 +341,10 @@ impl Redo {
 
     pub fn append(&mut self, ts: CommitTs) {
         if std::mem::take(&mut self.is_ready) {
+            if let Some(appended) = &self.appended {
+                // Before the commit's slot is free: whoever finds it so finds this.
+                appended.fetch_max(ts.0, Ordering::AcqRel);
+            }
             self.appender.append(ts, self.kind, &self.record);
         }
         self.clear();

@@ -6,7 +6,7 @@
 //! sealed, the rest of the log is applied, and a log of its own term begins. A restart is the same without waiting.
 //!
 //! Whether another process has taken over is looked at where it counts: by the log, after each block and before its commits are
-//! acknowledged, and by each statement, after it drew its snapshot ([`Roles::check`]). From then on the process is *fenced*: it
+//! acknowledged, and by each statement, after it drew its snapshot ([`Database::check_snapshot`]). From then on the process is *fenced*: it
 //! answers nothing any more, and never writes again. No clock is part of that; a thread that looks every some milliseconds
 //! ([`watch`]) only makes it known early.
 //!
@@ -27,11 +27,12 @@ mod watch;
 
 use crate::Database;
 use crate::config::{OnFenced, PoolRole, PoolSettings};
+use crate::durability::redo::TICK;
 use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -147,6 +148,8 @@ pub(crate) struct Roles {
     tier1_interval: Duration,
     on_fenced: OnFenced,
     role: AtomicU8,
+    /// The greatest timestamp that this process has appended to the log.
+    appended: Arc<AtomicU64>,
     /// The one term in which this process is primary, once it is.
     reign: OnceLock<Reign>,
     /// Writes manifests from then on.
@@ -154,6 +157,8 @@ pub(crate) struct Roles {
     state: Mutex<State>,
     changed: Condvar,
     watches: Mutex<Vec<RoleWatch>>,
+    /// Where the log ended when it was looked at last, and how often nothing was new since.
+    ticks: Mutex<(LogPosition, u32)>,
 }
 
 impl std::fmt::Debug for Roles {
@@ -174,11 +179,13 @@ impl Roles {
             tier1_interval: settings.tier1_interval,
             on_fenced: settings.on_fenced,
             role: AtomicU8::new(HostRole::Following as u8),
+            appended: Arc::default(),
             reign: OnceLock::new(),
             checkpoints: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watches: Mutex::default(),
+            ticks: Mutex::default(),
         })
     }
 
@@ -198,6 +205,10 @@ impl Roles {
     /// Where row groups are in the pool.
     pub fn places(&self) -> &Arc<PoolPlaces> {
         &self.places
+    }
+
+    pub fn appended(&self) -> &Arc<AtomicU64> {
+        &self.appended
     }
 
     pub fn identity(&self) -> DatabaseIdentity {
@@ -220,7 +231,7 @@ impl Roles {
         true
     }
 
-    /// As [`Database::check_reigns`].
+    /// As [`Database::check_reigns`]. What a snapshot shows that was drawn before may leave.
     #[inline]
     pub fn check(&self) -> Result<()> {
         let is_current = match self.reign.get() {
@@ -358,8 +369,55 @@ impl Database {
         }
     }
 
-    /// 57P02 where another process has taken over since this one began to write. To be called after a snapshot was drawn, and
-    /// before anything that it shows leaves: the snapshot was the newest at that moment, or is not to be used.
+    /// Sees to it that what a snapshot at `ts` shows may leave this process. To be called after it was drawn, and before
+    /// anything is looked at. 57P02 where another process has taken over since this one began to write: otherwise the snapshot
+    /// was the newest at that moment.
+    ///
+    /// Commits are seen when they are decided, and a take-over takes back what is not in the log by then. So those that the
+    /// snapshot shows are waited for: a round of group commit at most.
+    #[inline]
+    pub fn check_snapshot(&self, ts: CommitTs) -> Result<()> {
+        match &self.roles {
+            None => Ok(()),
+            Some(roles) => self.check_snapshot_of(roles, ts),
+        }
+    }
+
+    fn check_snapshot_of(&self, roles: &Roles, ts: CommitTs) -> Result<()> {
+        if let Some(log) = self.log.get()
+            && log.durable() < ts
+        {
+            // First: all commits below it have been appended, so that the other says of them. What was decided and not
+            // appended yet is above.
+            let floor = self.transactions().floor();
+            let appended = CommitTs(roles.appended.load(Ordering::Acquire));
+            if floor <= ts || appended > log.durable() {
+                log.wait_durable(ts, || Ok(()))?;
+            }
+        }
+        roles.check()
+    }
+
+    /// Has those who follow come to the end of what there is, when nothing more is written for a while: what they adopt of
+    /// mains takes the place of rows when time has passed twice. Called now and then.
+    pub(crate) fn tick(&self) {
+        const TICKS: u32 = 3;
+        let (Some(roles), Some(log)) = (&self.roles, self.log.get()) else { return };
+        if roles.role() != HostRole::Primary {
+            return;
+        }
+        let mut ticks = roles.ticks.lock();
+        if log.position() != ticks.0 {
+            ticks.1 = 0;
+        }
+        if ticks.1 < TICKS {
+            // What went wrong is told by the log.
+            let _ = self.commit_small(TICK, &[]).and_then(|ts| log.wait_durable(ts, || Ok(())));
+            *ticks = (log.position(), ticks.1 + 1);
+        }
+    }
+
+    /// 57P02 where another process has taken over since this one began to write.
     #[inline]
     pub fn check_reigns(&self) -> Result<()> {
         match &self.roles {

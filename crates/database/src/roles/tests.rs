@@ -366,3 +366,57 @@ fn a_promoted_standby_loads() {
         second.close().unwrap();
     }
 }
+
+#[test]
+fn a_standby_comes_to_have_the_mains_of_a_primary_that_writes_no_more() {
+    let place = Place::new();
+    let primary = place.open("one", PoolRole::Auto);
+    create(&primary, "t");
+    let standby = place.open("two", PoolRole::Standby);
+    insert_and_commit(&primary, "t", 0..500);
+    assert_eq!(primary.merge("t").unwrap(), 500);
+    let delta = |database: &Database| database.version().table("t").unwrap().delta_rows();
+    let end = Instant::now() + WAIT;
+    catch_up(&primary, &standby);
+    while delta(&standby) > 0 {
+        primary.tick();
+        catch_up(&primary, &standby);
+        standby.vacuum();
+        assert!(Instant::now() < end, "{} rows are left", delta(&standby));
+    }
+    // It comes to rest.
+    (0..5).for_each(|_| primary.tick());
+    let position = primary.log_position();
+    (0..5).for_each(|_| primary.tick());
+    assert_eq!(primary.log_position(), position);
+    catch_up(&primary, &standby);
+    assert!(rows(&standby, "t") == rows(&primary, "t"));
+    standby.close().unwrap();
+    primary.close().unwrap();
+}
+
+#[test]
+fn what_a_statement_shows_is_durable() {
+    let place = Place::new();
+    let primary = place.open("one", PoolRole::Auto);
+    create(&primary, "t");
+    for number in 0..50 {
+        let mut transaction = primary.begin().unwrap();
+        // It does not wait, and others see it at once.
+        transaction.set_synchronous(false);
+        insert(&mut transaction, "t", number..number + 1).unwrap();
+        let committed = transaction.commit().unwrap();
+        let mut reader = primary.begin().unwrap();
+        let version = reader.begin_statement().unwrap();
+        assert!(version.view().ts() >= committed);
+        assert!(primary.durable().unwrap() >= committed, "what is seen may be taken back");
+        drop(version);
+    }
+    // Where nothing is to be waited for, nothing is written.
+    let position = primary.log_position();
+    for _ in 0..50 {
+        primary.begin().unwrap().begin_statement().unwrap();
+    }
+    assert_eq!(primary.log_position(), position);
+    primary.close().unwrap();
+}

@@ -191,6 +191,7 @@ impl Database {
             // It comes to have the other process's mains.
             return;
         }
+        self.tick();
         let large = self.to_be_merged();
         // Whoever changes the table may take long, and there is more to tend to: next time, then.
         let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));

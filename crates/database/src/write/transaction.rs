@@ -232,8 +232,7 @@ impl Transaction {
                 self.writes.exists_as_of(base.commit_ts);
                 self.base = Some(base.clone());
             }
-            // After the snapshot was drawn.
-            self.database.check_reigns()?;
+            self.database.check_snapshot(view.ts())?;
             let state = self.with_changes(base);
             if self.isolation() == Isolation::Serializable && self.reads.is_none() {
                 self.reads = Some(Arc::default());

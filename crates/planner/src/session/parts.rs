@@ -77,8 +77,8 @@ impl Session {
     ) -> Result<Begun> {
         loop {
             let running = self.running(text);
-            // What the snapshot shows is not to leave if another host writes the database by now.
-            self.planner.database().check_reigns()?;
+            // Before anything of it is looked at.
+            self.planner.database().check_snapshot(running.facts.version.view().ts())?;
             if !statement.locks_rows() {
                 return Ok(Begun { running, statement: statement.clone(), reading: None, plans: Vec::new() });
             }

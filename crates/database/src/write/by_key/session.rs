@@ -127,9 +127,8 @@ impl DirectSession {
         let worker = self.worker.as_mut().expect("a session has a worker until it is dropped");
         worker.begin(isolation)?;
         if self.database.roles.is_some() {
-            // After the snapshot was drawn.
-            worker.view();
-            if let Err(error) = self.database.check_reigns() {
+            let ts = worker.view().ts();
+            if let Err(error) = self.database.check_snapshot(ts) {
                 worker.abort(|_| ());
                 return Err(error);
             }
