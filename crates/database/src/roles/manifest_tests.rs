@@ -244,6 +244,8 @@ fn what_no_manifest_names_goes_back_to_the_pool() {
     (30..38).for_each(&round);
     let grown = count(&place, is_its);
     assert!(grown > settled + 4, "{grown} extents after {settled}");
+    assert!(primary.pool_limbo().unwrap().unwrap().len() as u64 + settled + 6 > grown);
+    assert_eq!(standby.pool_limbo().unwrap(), None);
     assert!(content(&held) == seen);
     drop(held);
     // Once nobody does, all of it goes back.
@@ -328,4 +330,74 @@ fn a_damaged_manifest_gives_way_to_the_one_before() {
     assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{error}");
     assert!(error.message().contains("manifest"), "{error}");
     assert!(error.hint().is_some());
+}
+
+/// What attaching takes by the size of main, for `docs`: `cargo test --release -p tidepool-database --lib attaching_by -- --ignored
+/// --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn attaching_by_the_size_of_main() {
+    let place = Place::of(8 << 30);
+    let mut loaded = 0;
+    for ranges in [30, 300, 3000] {
+        let database = open(&place, "writer", PoolRole::Primary);
+        if loaded == 0 {
+            let mut transaction = database.begin().unwrap();
+            transaction.create_table("t", columns(), Vec::new(), placement("near")).unwrap();
+            transaction.commit().unwrap();
+        }
+        while loaded < ranges {
+            let mut transaction = database.begin().unwrap();
+            let rows = crate::write::writer::SHORT_ROW_GROUP_ROWS + 50;
+            insert(&mut transaction, "t", loaded * rows..(loaded + 1) * rows).unwrap();
+            transaction.commit().unwrap();
+            loaded += 1;
+        }
+        let begun = Instant::now();
+        write_manifest(&database);
+        println!("{ranges} ranges: a manifest is written in {:?}", begun.elapsed());
+        end(database);
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let database = open(&place, "reader", PoolRole::Standby);
+            let attached = begun.elapsed();
+            let version = database.version();
+            let table = version.table("t").unwrap();
+            let segments: usize = table.row_groups.iter().map(|group| group.segments().len()).sum();
+            println!("{segments} segments: a standby is open after {attached:?}, {} rows", table.main_rows());
+            drop((version, table));
+            end(database);
+        }
+    }
+}
+
+/// What a restart takes of a table with a primary key, by its rows: until it answers, and until a row can be written.
+#[test]
+#[ignore = "a measurement"]
+fn restarting_with_a_key_by_rows() {
+    let place = Place::of(8 << 30);
+    let mut loaded = 0;
+    for millions in [1, 6] {
+        let database = open(&place, "writer", PoolRole::Primary);
+        if loaded == 0 {
+            create(&database, "t");
+        }
+        while loaded < millions * 1_000_000 {
+            let mut transaction = database.begin().unwrap();
+            insert(&mut transaction, "t", loaded..loaded + 100_000).unwrap();
+            transaction.commit().unwrap();
+            loaded += 100_000;
+        }
+        write_manifest(&database);
+        end(database);
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let database = open(&place, "next", PoolRole::Primary);
+            let answers = begun.elapsed();
+            insert_and_commit(&database, "t", loaded..loaded + 1);
+            loaded += 1;
+            println!("{loaded} rows: answers after {answers:?}, writes after {:?}", begun.elapsed());
+            end(database);
+        }
+    }
 }

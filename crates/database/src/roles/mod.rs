@@ -38,7 +38,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, LogPosition};
-use tidepool_pool::words::{Host, Reign};
+use tidepool_pool::words::{Extent, Host, Reign};
 
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
 
@@ -344,6 +344,13 @@ impl Database {
     /// Where the log ends that this process writes. `None` where it writes none.
     pub fn log_position(&self) -> Option<LogPosition> {
         self.log.get().map(|log| log.position())
+    }
+
+    /// Extents of the pool that wait to go back until no host reads them any more. `None` where this process is not the primary of a
+    /// database that lives in a pool.
+    pub fn pool_limbo(&self) -> Result<Option<Vec<Extent>>> {
+        let checkpoints = self.roles.as_ref().and_then(|roles| roles.checkpoints());
+        checkpoints.map(|checkpoints| checkpoints.limbo(self)).transpose()
     }
 
     /// Takes over, whoever is primary, and waits for that for so long: whether this process is primary then. 55000 where it

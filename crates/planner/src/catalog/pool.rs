@@ -9,7 +9,7 @@ use tidepool_database::PoolHost;
 use tidepool_pool::check::usage;
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::pool::Pool;
-use tidepool_pool::words::{Database, DeviceState, Owner};
+use tidepool_pool::words::{Database, DeviceState, Extent, Owner};
 
 /// Fills `rows` with what the view named `name` holds. Of damaged books it holds less: `tidepool pool check` names what is
 /// damaged.
@@ -17,7 +17,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     let Some(host) = facts.planner.database().pool() else { return };
     let filled = match name {
         "hosts" => hosts(host, rows),
-        "pool" => devices(host.pool(), rows),
+        "pool" => devices(host, facts, rows),
         "pool_extents" => extents(host, facts, rows),
         _ => events(host.pool(), rows),
     };
@@ -64,8 +64,10 @@ fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
     Ok(())
 }
 
-fn devices(pool: &Pool, rows: &mut Rows) -> Result<()> {
-    let missing = pool.missing();
+fn devices(host: &PoolHost, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
+    let pool = host.pool();
+    let (missing, generation) = (pool.missing(), host.member().root()?.generation);
+    let limbo = facts.planner.database().pool_limbo()?;
     for device in 0..tidepool_pool::layout::DEVICES {
         let word = pool.told(pool.books().load(pool.layout().device(device)))?;
         if word.state == DeviceState::Absent {
@@ -73,8 +75,11 @@ fn devices(pool: &Pool, rows: &mut Rows) -> Result<()> {
         }
         let text = pool.told(pool.books().read_text(pool.layout().device_text(device)))?.unwrap_or_default();
         let mut free = 0u64;
-        for extent in word.first.0..word.first.0 + word.extents {
-            let owner = pool.told(pool.books().load(pool.layout().owner(tidepool_pool::words::Extent(extent))))?;
+        let range = word.first.0..word.first.0 + word.extents;
+        let here = |extents: &Vec<Extent>| extents.iter().filter(|extent| range.contains(&extent.0)).count() as u64;
+        let limbo = limbo.as_ref().map(|extents| here(extents) * pool.extent_bytes());
+        for extent in range {
+            let owner = pool.told(pool.books().load(pool.layout().owner(Extent(extent))))?;
             free += u64::from(matches!(owner, Owner::Free { .. }));
         }
         let is_missing = missing.iter().any(|missing| missing.device == device);
@@ -86,6 +91,8 @@ fn devices(pool: &Pool, rows: &mut Rows) -> Result<()> {
             ("bytes_free", (free * pool.extent_bytes()).into()),
             ("extents", u64::from(word.extents).into()),
             ("extent_bytes", pool.extent_bytes().into()),
+            ("bytes_limbo", limbo.into()),
+            ("generation", u64::from(generation.0).into()),
         ]);
     }
     Ok(())

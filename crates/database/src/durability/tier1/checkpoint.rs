@@ -209,6 +209,14 @@ impl Checkpoints {
         Ok(Some(Written { generation: root.generation, commit_ts, freed, recycled }))
     }
 
+    /// What of the pool waits to go back: several hosts may still read it, though it is of no use here, nor to who attaches now.
+    pub fn limbo(&self, database: &Database) -> Result<Vec<Extent>> {
+        let unused = self.unused(database)?;
+        let state = self.state.lock();
+        let is_named = |extent: &&Extent| state.in_force.as_ref().is_some_and(|now| now.named.contains(extent));
+        Ok(unused.iter().filter(|extent| !is_named(extent)).copied().collect())
+    }
+
     fn lost(&self) -> Error {
         Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over")
             .with_detail(format!("This host was its primary in term {}.", self.reign.term.0))
