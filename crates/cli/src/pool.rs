@@ -55,7 +55,7 @@ struct CreateArgs {
     /// A further device: LOCATION or LOCATION,size=SIZE. May come several times
     #[arg(long = "device", value_name = "SPEC", value_parser = device)]
     devices: Vec<(Location, Option<u64>)>,
-    /// Size of an extent, the unit that a host owns [default: 2MB, or 16MB from 1 TB on]
+    /// Size of an extent, the unit that a host owns [default: so that there are up to 16,384; 2MB up to 32 GB]
     #[arg(long, value_name = "SIZE")]
     extent: Option<ByteSize>,
     /// What the pool may grow to with devices that are added later [default: four times its size]

@@ -396,6 +396,9 @@ impl<S: Source> Blocks<S> {
                     return Ok(Came::Blocks);
                 }
                 if Some(self.cursor.position()) != self.limit {
+                    if self.source.segment(term, number)?.is_none() {
+                        return Err(self.source.too_old(term));
+                    }
                     return Err(damaged(&self.source, term, self.cursor.position())
                         .with_detail("The term ended behind this place, and there is no valid record."));
                 }
