@@ -70,6 +70,15 @@ async fn until(client: &Client, sql: &str, wanted: &str) {
     }
 }
 
+/// All threads of a process have stopped: the signal takes a moment.
+fn is_stopped(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    // The state comes behind the name, which is in brackets.
+    let is_stopped = |stat: &str| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'));
+    tasks.flatten().all(|task| is_stopped(&stat(task)))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_a_killed_primary_learn_at_once_and_find_the_next_where_it_was() {
     let cluster = Cluster::new();
@@ -145,6 +154,9 @@ async fn a_standby_takes_the_primarys_address_that_it_was_given_too() {
     assert_eq!(one(&writer, "SELECT pg_is_in_recovery()").await, "f");
     // One that is stopped answers nothing, and keeps its sockets.
     first.signal(libc::SIGSTOP);
+    while !is_stopped(first.pid()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let end = tokio::time::timeout(PATIENCE, writer.batch_execute("INSERT INTO t VALUES (2)")).await.unwrap();
     assert!(end.unwrap_err().as_db_error().is_none());
     let again = connect(&first.url).await;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, SqlState};
 use tidepool_database::text::numeric::NUMERIC;
-use tidepool_database::{FollowProgress, Lsn};
+use tidepool_database::{FollowProgress, HostRole, Lsn};
 
 /// How often a client that waits for a promotion looks whether it has come to that.
 const PROMOTION_LOOKS: Duration = Duration::from_millis(5);
@@ -237,12 +237,16 @@ async fn promote(facts: &Arc<SessionFacts>, waits: bool, seconds: i64) -> Result
     })?;
     let database = facts.planner.database();
     let (start, patience) = (Instant::now(), Duration::from_secs(seconds));
-    // Asks, and says what is in the way.
-    while !database.promote(Duration::ZERO).map_err(carry)? && waits {
-        if start.elapsed() >= patience {
-            return Ok(false);
+    loop {
+        // Asks, and says what is in the way.
+        match database.promote(Duration::ZERO) {
+            Ok(true) => return Ok(true),
+            // It has become so since it was asked.
+            Err(_) if database.role() == HostRole::Primary => return Ok(true),
+            Err(error) => return Err(carry(error)),
+            Ok(false) if !waits => return Ok(true),
+            Ok(false) if start.elapsed() >= patience => return Ok(false),
+            Ok(false) => tokio::time::sleep(PROMOTION_LOOKS).await,
         }
-        tokio::time::sleep(PROMOTION_LOOKS).await;
     }
-    Ok(true)
 }
