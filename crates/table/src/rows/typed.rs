@@ -125,6 +125,13 @@ fn variable<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> &'a [u8] {
     &image[start..end_at(image, column.at as usize)]
 }
 
+/// A timestamp with as many digits as the column keeps.
+#[inline]
+fn rounded(timestamp: Timestamp, writer: &ImageWriter<'_>, place: usize) -> i64 {
+    let digits = writer.def.columns[place].sql_type.rounds_to();
+    digits.map_or(timestamp.0, |digits| round_microseconds(timestamp.0, digits))
+}
+
 macro_rules! fixed_type {
     ($type:ty, $bytes:ty, $($sql:pat_param)|+, $of:expr, $to:expr, $key:expr, $kinds:pat) => {
         impl FieldType for $type {
@@ -152,7 +159,7 @@ macro_rules! fixed_type {
                 if !matches!(slot.kind, $kinds) {
                     return Err(writer.mismatch(place));
                 }
-                let value: $bytes = $to(*self, writer.def.columns[place].sql_type);
+                let value: $bytes = $to(*self, &*writer, place);
                 writer.put_fixed(place, slot.offset, &value.to_le_bytes());
                 Ok(())
             }
@@ -160,18 +167,18 @@ macro_rules! fixed_type {
     };
 }
 
-fixed_type!(i16, i16, SqlType::SmallInt, |v| v, |v, _: SqlType| v, KeyValue::SmallInt, Kind::Int16);
-fixed_type!(i32, i32, SqlType::Integer, |v| v, |v, _: SqlType| v, KeyValue::Integer, Kind::Int32);
-fixed_type!(i64, i64, SqlType::BigInt, |v| v, |v, _: SqlType| v, KeyValue::BigInt, Kind::Int64);
-fixed_type!(f32, f32, SqlType::Real, |v| v, |v, _: SqlType| v, KeyValue::Real, Kind::Float32);
-fixed_type!(f64, f64, SqlType::DoublePrecision, |v| v, |v, _: SqlType| v, KeyValue::DoublePrecision, Kind::Float64);
-fixed_type!(Date, i32, SqlType::Date, Date, |v: Date, _: SqlType| v.0, |v: Date| KeyValue::Date(v.0), Kind::Date);
+fixed_type!(i16, i16, SqlType::SmallInt, |v| v, |v, _, _| v, KeyValue::SmallInt, Kind::Int16);
+fixed_type!(i32, i32, SqlType::Integer, |v| v, |v, _, _| v, KeyValue::Integer, Kind::Int32);
+fixed_type!(i64, i64, SqlType::BigInt, |v| v, |v, _, _| v, KeyValue::BigInt, Kind::Int64);
+fixed_type!(f32, f32, SqlType::Real, |v| v, |v, _, _| v, KeyValue::Real, Kind::Float32);
+fixed_type!(f64, f64, SqlType::DoublePrecision, |v| v, |v, _, _| v, KeyValue::DoublePrecision, Kind::Float64);
+fixed_type!(Date, i32, SqlType::Date, Date, |v: Date, _, _| v.0, |v: Date| KeyValue::Date(v.0), Kind::Date);
 fixed_type!(
     Timestamp,
     i64,
     SqlType::Timestamp { .. } | SqlType::TimestampTz { .. },
     Timestamp,
-    |v: Timestamp, to: SqlType| to.rounds_to().map_or(v.0, |digits| round_microseconds(v.0, digits)),
+    rounded,
     |v: Timestamp| KeyValue::Timestamp(v.0),
     Kind::Timestamp | Kind::TimestampTz
 );
