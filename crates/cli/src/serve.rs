@@ -118,13 +118,18 @@ const FENCED_GRACE: Duration = Duration::from_millis(200);
 /// follow any more.
 fn end_when_fenced(database: &Arc<Database>) {
     let on_fenced = database.on_fenced().unwrap_or_default();
+    let of_watch = Arc::downgrade(database);
     database.watch_role(Box::new(move |role| {
         let ends = matches!(role, HostRole::Fenced | HostRole::Failed);
         if !ends || IS_CLOSING.load(Ordering::Acquire) {
             return;
         }
+        let database = of_watch.clone();
         let spawned = std::thread::Builder::new().name("fenced".to_owned()).spawn(move || {
             std::thread::sleep(FENCED_GRACE);
+            if let Some(database) = database.upgrade() {
+                database.announce_end();
+            }
             if role == HostRole::Fenced && on_fenced == OnFenced::Rejoin {
                 tracing::warn!("this process begins anew, as a standby");
                 tracing::error!("could not begin anew: {}", begin_anew());

@@ -151,6 +151,13 @@ impl PoolHost {
         pool.told(pool.books().is_gone(host)).map(|is_gone| !is_gone)
     }
 
+    /// A host has said that it ends by itself.
+    pub(crate) fn is_leaving(&self, host: Host) -> Result<bool> {
+        let (pool, books) = (self.pool(), self.pool().books());
+        let ident = pool.told(books.load(books.layout.ident(host.slot)))?;
+        Ok(ident.incarnation == host.incarnation && ident.state == HostState::Leaving)
+    }
+
     pub(crate) fn beats_of(&self, host: Host) -> Result<u64> {
         let (pool, books) = (self.pool(), self.pool().books());
         pool.told(books.load(books.layout.host_number(host.slot, HostNumber::Beats))).map(|beats| beats.0)

@@ -38,7 +38,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, LogPosition};
-use tidepool_pool::words::{Extent, Host, Reign};
+use tidepool_pool::words::{Extent, Host, HostState, Reign};
 
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
 
@@ -421,6 +421,15 @@ impl Database {
             // What went wrong is told by the log.
             let _ = self.commit_small(TICK, &[]).and_then(|ts| log.wait_durable(ts, || Ok(())));
             *ticks = (log.position(), ticks.1 + 1);
+        }
+    }
+
+    /// Says to other hosts that this process ends by itself, or puts another in its place: the one that took over from it need
+    /// not see to that. It stores to the pool no more.
+    pub fn announce_end(&self) {
+        let Some(roles) = &self.roles else { return };
+        if let Err(error) = roles.host.advance(HostState::Leaving) {
+            tracing::warn!(%error, "other hosts were not told that this one ends");
         }
     }
 

@@ -139,6 +139,8 @@ impl Roles {
             Some((_, Finding::Dead(death))) => {
                 watcher.bury(predecessor, &death)?;
             }
+            // It beats no more, and puts another process in its place.
+            Some((_, Finding::Silent)) if self.host().is_leaving(predecessor)? => {}
             Some((_, Finding::Silent)) => {
                 if let Some(death) = watcher.kill(predecessor, END_WAIT)? {
                     tracing::warn!("{predecessor}, which was silent, was killed");
