@@ -212,6 +212,35 @@ fn overload_is_bounded_and_loses_nothing() {
     assert!(output.status.success(), "{told}");
 }
 
+#[test]
+fn clients_of_a_killed_host_go_on_at_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = format!("file:{}", folder.path().join("pool").display());
+    let json = folder.path().join("failover.json");
+    let create = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["pool", "create", &pool, "--size", "512MB"])
+        .output()
+        .unwrap();
+    assert!(create.status.success(), "{}", String::from_utf8_lossy(&create.stderr));
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "failover", "--kills", "3", "--connections", "4", "--near", "256MB", "--pool", &pool, "--json"])
+        .arg(&json)
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&json).expect(&told)).unwrap();
+    let kills = result["kills"].as_array().unwrap();
+    assert_eq!(kills.len(), 3);
+    assert!(
+        kills.iter().all(|times| times.as_array().unwrap().len() == 4),
+        "each client went on after each kill: {result}"
+    );
+    assert_eq!((&result["lost"], &result["invented"]), (&Value::from(0), &Value::from(0)), "{result}");
+    assert!(result["acknowledged"].as_u64().unwrap() > 0);
+    assert!(output.status.success(), "{told}");
+}
+
 /// The far-memory study, with two instances that are processes of their own, and the expander study.
 #[test]
 fn the_studies_of_far_memory_are_repeated() {
