@@ -84,6 +84,8 @@ mod log_home_tests;
 #[cfg(test)]
 mod log_tests;
 #[cfg(test)]
+mod stress;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod transfer_tests;

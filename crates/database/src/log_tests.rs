@@ -2,6 +2,7 @@
 
 mod partitioned;
 
+use crate::stress::for_seeds;
 use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Config, Database, Isolation, Transaction};
@@ -11,7 +12,6 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tidepool_base::{Result, RowId, SqlState};
 use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
 use tidepool_table::{ROW_GROUP_ROWS, TableDef, TableVersion};
@@ -342,15 +342,5 @@ fn crashes(seed: u64) {
 
 #[test]
 fn what_was_acknowledged_survives_a_disk_that_fails_and_forgets() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-    };
-    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
-    let start = Instant::now();
-    let mut seed = first;
-    while seed < first + 6 || start.elapsed() < Duration::from_secs(seconds) {
-        crashes(seed);
-        seed += 1;
-    }
-    println!("seeds {first} to {}", seed - 1);
+    for_seeds(6, crashes);
 }

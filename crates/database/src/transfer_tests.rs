@@ -1,5 +1,6 @@
 //! Sessions that move money between the same few accounts while the table is merged: sums hold at every moment, and after a restart.
 
+use crate::stress::variable;
 use crate::tests::{batch_of, in_folder, memory, placement};
 use crate::{Changed, Config, Database, Isolation};
 use arrow_array::cast::AsArray;
@@ -82,10 +83,6 @@ fn add(transaction: &mut crate::Transaction, account: i64, amount: i64) {
             Changed::Again => transaction.roll_back_to(&before),
         }
     }
-}
-
-fn variable(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
 fn make_accounts(database: &Arc<Database>) {

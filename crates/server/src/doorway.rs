@@ -83,10 +83,9 @@ async fn tell_all(listener: Arc<TcpListener>) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
-        while told.len() >= TOLD_MAX || told.try_join_next().is_some() {
-            if told.len() >= TOLD_MAX {
-                told.join_next().await;
-            }
+        while told.try_join_next().is_some() {}
+        if told.len() >= TOLD_MAX {
+            told.join_next().await;
         }
     }
 }

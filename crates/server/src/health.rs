@@ -10,17 +10,15 @@ use tidepool_planner::POSTGRES_VERSION_NUMBER;
 
 /// What a server is, as health endpoints see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Health {
-    pub(crate) role: Role,
-    pub(crate) phase: Phase,
+struct Health {
+    role: Role,
+    phase: Phase,
     /// Bytes of the log that a standby has not applied, as far as it knows; of a primary 0.
-    pub(crate) lag_bytes: Option<u64>,
-    /// Commits wait for this standby.
-    pub(crate) is_synchronous: bool,
+    lag_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+enum Role {
     /// It writes.
     Primary,
     /// It follows, and answers queries.
@@ -35,10 +33,10 @@ fn question(path: &str) -> Option<Question> {
         "/" | "/primary" | "/master" | "/read-write" | "/leader" => Question::Primary,
         "/replica" => Question::Standby,
         "/read-only" => Question::Readable,
-        "/synchronous" | "/sync" => Question::Synchronous,
-        "/read-only-sync" => Question::ReadableSynchronous,
-        "/asynchronous" | "/async" => Question::Asynchronous,
-        "/standby-leader" | "/standby_leader" => Question::Never,
+        // Commits wait for no standby.
+        "/read-only-sync" => Question::Primary,
+        "/asynchronous" | "/async" => Question::Standby,
+        "/synchronous" | "/sync" | "/standby-leader" | "/standby_leader" => Question::Never,
         "/health" | "/readiness" => Question::Serves,
         "/liveness" | "/patroni" => Question::Always,
         _ => return None,
@@ -51,20 +49,16 @@ enum Question {
     Standby,
     /// A primary, or a standby.
     Readable,
-    Synchronous,
-    /// A primary, or a standby that commits wait for.
-    ReadableSynchronous,
-    Asynchronous,
     /// Answers clients.
     Serves,
     /// The process goes on, whatever it does.
     Always,
-    /// No server is that: a standby of a cluster that follows another cluster.
+    /// No server is that: a standby that commits wait for, or one of a cluster that follows another cluster.
     Never,
 }
 
 impl Health {
-    pub(crate) fn of(service: &Service) -> Health {
+    fn of(service: &Service) -> Health {
         let database = service.planner.database();
         let role = match database.role() {
             HostRole::Alone if database.is_following() => Role::Standby,
@@ -77,12 +71,12 @@ impl Health {
             Role::Standby => database.lag_bytes(),
             Role::Neither => None,
         };
-        Health { role, phase: *service.phase.borrow(), lag_bytes, is_synchronous: false }
+        Health { role, phase: *service.phase.borrow(), lag_bytes }
     }
 
     /// Of a server that does not serve yet.
-    pub(crate) fn starting() -> Health {
-        Health { role: Role::Neither, phase: Phase::Starting, lag_bytes: None, is_synchronous: false }
+    fn starting() -> Health {
+        Health { role: Role::Neither, phase: Phase::Starting, lag_bytes: None }
     }
 
     fn answers(&self, question: Question, lag_max: Option<u64>) -> bool {
@@ -94,11 +88,7 @@ impl Health {
         match question {
             Question::Primary => is_primary,
             Question::Standby => is_standby,
-            Question::Readable => is_primary || is_standby,
-            Question::Synchronous => is_standby && self.is_synchronous,
-            Question::ReadableSynchronous => is_primary || is_standby && self.is_synchronous,
-            Question::Asynchronous => is_standby && !self.is_synchronous,
-            Question::Serves => is_primary || is_standby,
+            Question::Readable | Question::Serves => is_primary || is_standby,
             Question::Always => true,
             Question::Never => false,
         }
@@ -124,13 +114,10 @@ impl Health {
 }
 
 /// The status code and the body for a path, with its query. `None`: the path asks nothing of this kind.
-pub(crate) fn answer(
-    health: &Health,
-    service: Option<&Service>,
-    path: &str,
-    query: &str,
-) -> Option<(StatusCode, String)> {
+/// Without a service the server is starting.
+pub(crate) fn answer(service: Option<&Service>, path: &str, query: &str) -> Option<(StatusCode, String)> {
     let question = question(path)?;
+    let health = service.map_or_else(Health::starting, Health::of);
     let lag = query.split('&').find_map(|pair| pair.strip_prefix("lag="));
     let lag_max = match lag.map(|text| text.parse::<ByteSize>()).transpose() {
         Ok(lag_max) => lag_max.map(|size| size.0),
@@ -140,7 +127,7 @@ pub(crate) fn answer(
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    Some((status, body(health, service).to_string()))
+    Some((status, body(&health, service).to_string()))
 }
 
 fn body(health: &Health, service: Option<&Service>) -> Value {

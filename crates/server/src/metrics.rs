@@ -1,6 +1,6 @@
 //! Metrics in Prometheus' text format.
 
-use crate::health::{self, Health};
+use crate::health;
 use crate::service::Service;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -427,8 +427,7 @@ fn respond(service: Option<&Service>, method: &Method, uri: &hyper::Uri) -> Resp
     let (path, query) = (uri.path(), uri.query().unwrap_or_default());
     // HAProxy asks by OPTIONS by default.
     let asks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let health = service.map_or_else(Health::starting, Health::of);
-    let (status, content_type, body) = match (path, health::answer(&health, service, path, query)) {
+    let (status, content_type, body) = match (path, health::answer(service, path, query)) {
         ("/metrics", _) if matches!(*method, Method::GET | Method::HEAD) => match service {
             Some(service) => (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", render(service)),
             None => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "the server is starting up\n".to_owned()),

@@ -113,8 +113,8 @@ pub struct LeaseOptions {
     pub publishes: bool,
     /// What is published is mapped to be read alone, so that a store to it ends the process.
     pub guards: bool,
-    /// Other hosts read what was published: an extent that nothing here refers to any more is left to those that know when no
-    /// host does ([`Tablespace::take_left`]).
+    /// Other hosts read what was published: an extent that nothing here refers to any more stays shared, for those to give
+    /// back that know when no host reads it.
     pub keeps: bool,
 }
 
@@ -147,7 +147,6 @@ pub(crate) struct Leased {
     guards: bool,
     /// Published extents are not given back here.
     keeps: bool,
-    left: Mutex<Vec<Extent>>,
     attached: Attached,
     is_far: bool,
     /// Of all classes but the heap's.
@@ -303,7 +302,6 @@ impl Leased {
             publishes: options.publishes,
             guards: options.guards,
             keeps: options.keeps,
-            left: Mutex::default(),
             attached: Attached::default(),
             is_far: false,
             books: [
@@ -385,9 +383,7 @@ impl Leased {
         if !is_shared && let Err(error) = self.lessor.publish(extent) {
             // It is an orphan once this host's life is over.
             tracing::warn!(extent = extent.0, %error, "an extent was not published");
-            return;
         }
-        self.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(extent);
     }
 
     /// The owner of pages that were just taken has not written them yet. Under main's book.

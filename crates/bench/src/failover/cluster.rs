@@ -54,7 +54,6 @@ pub(super) struct OtherHosts {
     /// Commands of a shell; FAILOVER_HOST is the address of the host that is meant.
     pub kill: String,
     pub restore: String,
-    killed: Option<String>,
 }
 
 fn no_host(what: &str) -> Error {
@@ -187,7 +186,7 @@ impl PoolHosts {
 
 impl OtherHosts {
     pub fn new(addresses: Vec<String>, kill: String, restore: String) -> OtherHosts {
-        OtherHosts { addresses, kill, restore, killed: None }
+        OtherHosts { addresses, kill, restore }
     }
 }
 
@@ -220,7 +219,6 @@ impl Cluster {
             Cluster::Others(hosts) => {
                 let at = Instant::now();
                 shell(&hosts.kill, address).await?;
-                hosts.killed = Some(address.to_owned());
                 Ok(at)
             }
         }
@@ -230,10 +228,7 @@ impl Cluster {
     pub async fn restore(&mut self, address: &str) -> Result<()> {
         match self {
             Cluster::Pool(hosts) => hosts.replace(address).await,
-            Cluster::Others(hosts) => {
-                hosts.killed = None;
-                shell(&hosts.restore, address).await
-            }
+            Cluster::Others(hosts) => shell(&hosts.restore, address).await,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::durability::storage::{FoundGroups, SavedFile};
+use crate::stress::for_seeds;
 use crate::tests::{batch_of, columns, in_folder, insert, memory, placement, rows_of};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, DatabaseVersion, MainPlaces, NewIndex, SequenceDef, Transaction};
@@ -9,7 +10,6 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
 use tidepool_log::files::OpenHow;
 use tidepool_log::{FileDevice, Log, LogConfig, NotesUse};
 use tidepool_table::IndexColumn;
@@ -370,17 +370,7 @@ fn follows(seed: u64, moments: usize) {
 
 #[test]
 fn a_follower_has_what_the_primary_had() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-    };
-    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
-    let start = Instant::now();
-    let mut seed = first;
-    while seed == first || start.elapsed() < Duration::from_secs(seconds) {
-        follows(seed, 12);
-        println!("seed {seed}");
-        seed += 1;
-    }
+    for_seeds(1, |seed| follows(seed, 12));
 }
 
 /// What a sequence may have given is in the log before anybody has it, and the follower goes on behind it.

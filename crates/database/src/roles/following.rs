@@ -8,7 +8,6 @@ use crate::durability::log_writer::LogWriter;
 use crate::follow::{Batch, Follower, LoggedRecord};
 use crate::pool_host::PoolHost;
 use crate::{Config, Database};
-use parking_lot::MutexGuard;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, crash_point, without_unwinding};
@@ -111,7 +110,7 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
             drop(database);
             let mut state = roles.state.lock();
             if !state.stopped && !state.is_asked && state.suspected.is_none() {
-                wait(roles, &mut state, PAUSE_IDLE);
+                roles.changed.wait_for(&mut state, PAUSE_IDLE);
             }
             continue;
         }
@@ -129,13 +128,9 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
         state.progress.has_caught_up = true;
         if !state.stopped && !state.is_asked && state.suspected.is_none() {
             let pause = if last_news.elapsed() > IDLE_AFTER { PAUSE_IDLE } else { PAUSE };
-            wait(roles, &mut state, pause);
+            roles.changed.wait_for(&mut state, pause);
         }
     }
-}
-
-fn wait(roles: &Roles, state: &mut MutexGuard<'_, super::State>, pause: Duration) {
-    roles.changed.wait_for(state, pause);
 }
 
 impl Following {

@@ -4,6 +4,7 @@ use super::tests::{Place, catch_up, create, sequence};
 use super::*;
 use crate::durability::tier1::FoundManifest;
 use crate::follow::tests::{Content, check, content, define, refused_write, transfer, write};
+use crate::stress::for_seeds;
 use crate::tests::{columns, insert, insert_and_commit, placement, rows};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -205,17 +206,7 @@ fn any_way(seed: u64, rounds: usize) {
 
 #[test]
 fn whichever_way_a_host_comes_to_a_state_it_is_the_same() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-    };
-    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
-    let start = Instant::now();
-    let mut seed = first;
-    while seed == first || start.elapsed() < Duration::from_secs(seconds) {
-        any_way(seed, 5);
-        println!("seed {seed}");
-        seed += 1;
-    }
+    for_seeds(1, |seed| any_way(seed, 5));
 }
 
 /// Whatever is replaced goes back: main, images, manifests and the log. Not while a host holds it.

@@ -6,6 +6,7 @@
 
 use super::tests::{Place, WAIT};
 use super::*;
+use crate::stress::{for_seeds, variable};
 use crate::tests::{columns, insert, placement, rows};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Transaction};
@@ -335,14 +336,6 @@ fn failovers(seed: u64, count: usize) {
 
 #[test]
 fn nothing_acknowledged_is_lost_when_primaries_die() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-    };
-    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
-    let start = Instant::now();
-    let mut seed = first;
-    while seed == first || start.elapsed() < Duration::from_secs(seconds) {
-        failovers(seed, if seconds > 0 { 10 } else { 5 });
-        seed += 1;
-    }
+    let rounds = if variable("TIDEPOOL_STRESS_SECONDS", 0) > 0 { 10 } else { 5 };
+    for_seeds(1, |seed| failovers(seed, rounds));
 }

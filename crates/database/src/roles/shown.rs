@@ -53,9 +53,6 @@ pub struct Standby {
     /// How much older what it shows is than what this host has acknowledged.
     pub lag: Option<Duration>,
     pub heard: Option<SystemTime>,
-    /// PostgreSQL's word for whether commits wait for it.
-    pub sync_state: &'static str,
-    pub priority: u32,
 }
 
 /// The host that this one follows.
@@ -161,8 +158,6 @@ impl Database {
                     false => Duration::from_nanos(durable.0.saturating_sub(applied)),
                 }),
                 heard,
-                sync_state: "async",
-                priority: 0,
             }
         };
         roles.others().into_iter().map(standby).collect()

@@ -70,10 +70,7 @@ fn watch(roles: &Roles, mut watcher: Watcher) {
             match roles.role() {
                 HostRole::Following => roles.look_at_primary(&mut watcher),
                 _ => {
-                    let mut state = roles.state.lock();
-                    if !state.stopped {
-                        roles.changed.wait_for(&mut state, LOOK_INTERVAL);
-                    }
+                    roles.pause();
                     Ok(())
                 }
             }
@@ -101,10 +98,7 @@ impl Roles {
             if !is_over || self.begins_as != PoolRole::Standby {
                 self.suspect(seen);
             }
-            let mut state = self.state.lock();
-            if !state.stopped {
-                self.changed.wait_for(&mut state, LOOK_INTERVAL);
-            }
+            self.pause();
             return Ok(());
         };
         if self.is_told_to_take_over(seen.term.0)? {
@@ -125,6 +119,14 @@ impl Roles {
             }
         }
         Ok(())
+    }
+
+    /// Between two looks, unless something changes.
+    fn pause(&self) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            self.changed.wait_for(&mut state, LOOK_INTERVAL);
+        }
     }
 
     /// Sees to it that whom this host took over from is known to be dead: one that was stopped is ended.

@@ -68,8 +68,9 @@ fn followers(facts: &SessionFacts, rows: &mut Rows) {
             ("flush_lsn", written.into()),
             ("replay_lsn", standby.replayed.to_string().into()),
             ("replay_lag", interval(standby.lag)),
-            ("sync_priority", standby.priority.into()),
-            ("sync_state", standby.sync_state.into()),
+            // No commit waits for a standby.
+            ("sync_priority", 0.into()),
+            ("sync_state", "async".into()),
             ("reply_time", time(standby.heard)),
         ]);
     }

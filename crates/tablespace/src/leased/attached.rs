@@ -118,14 +118,6 @@ impl Tablespace {
         Ok(unsafe { Region::attached(Arc::clone(self), address, len as usize) })
     }
 
-    /// Extents of main that nothing here refers to any more, since this was called last. They are shared, and other hosts may
-    /// still read them: they go back to the pool when those hold a root that does not name them. Of a tablespace that
-    /// [keeps](super::LeaseOptions::keeps) them.
-    pub fn take_left(&self) -> Vec<Extent> {
-        let Some(leased) = self.leased.as_deref() else { return Vec::new() };
-        std::mem::take(&mut *leased.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
-    }
-
     /// Whether other hosts read what is main here.
     pub fn is_followed(&self) -> bool {
         self.leased.as_deref().is_some_and(|leased| leased.keeps && leased.is_written_once(Class::Main))

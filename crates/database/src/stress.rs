@@ -1,0 +1,21 @@
+//! Seeds of tests with random histories: a few by default, and more for as long as one asks.
+
+use std::time::{Duration, Instant};
+
+/// A number of the environment.
+pub(crate) fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// Runs `history` for at least so many seeds, and on until `TIDEPOOL_STRESS_SECONDS` have passed, from `TIDEPOOL_STRESS_SEED` on.
+pub(crate) fn for_seeds(least: u64, history: impl Fn(u64)) {
+    let (first, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 0));
+    let start = Instant::now();
+    for seed in first.. {
+        if seed >= first + least && start.elapsed() >= Duration::from_secs(seconds) {
+            return;
+        }
+        history(seed);
+        println!("seed {seed}");
+    }
+}
