@@ -890,7 +890,9 @@ async fn metrics() {
     ] {
         assert!(page.lines().any(|found| found.starts_with(prefix)), "{prefix} is missing from {page}");
     }
-    assert!(server.get("/").await.starts_with("HTTP/1.1 404"));
+    // Others ask there whether this is the primary.
+    assert!(server.get("/").await.starts_with("HTTP/1.1 200"));
+    assert!(server.get("/nowhere").await.starts_with("HTTP/1.1 404"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
