@@ -76,7 +76,7 @@
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
-//! role = "auto"                    # the database lives in the pool: primary, standby, or whichever is missing
+//! # role = "auto"                  # in place of `data`: the database lives in the pool; primary, standby or auto
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
@@ -1030,7 +1030,7 @@ impl ConfigBuilder {
             )));
         }
         if pool.as_ref().is_some_and(|pool| pool.role.is_some()) && self.data_dir.is_some() {
-            return Err(Error::unsupported("a data folder beside pool.role").with_detail(
+            return Err(config_error("a data folder beside pool.role".to_owned()).with_detail(
                 "A database with a role has its log, and all else that outlives its processes, in the pool.",
             ));
         }

@@ -1,7 +1,7 @@
 //! Hosts that can be killed: of a pool that this program makes, or of a cluster that others run.
 
 use crate::client::{Client, Login};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
@@ -176,12 +176,26 @@ impl PoolHosts {
             host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
         }
         match &self.file {
-            Some(file) => {
-                std::fs::remove_file(file).map_err(|error| Error::io(format!("remove \"{}\"", file.display()), &error))
-            }
+            Some(file) => remove_with_sockets(file),
             None => Ok(()),
         }
     }
+}
+
+/// Removes a pool's file, and beside it the control sockets of hosts that were killed.
+fn remove_with_sockets(file: &Path) -> Result<()> {
+    let failed = |error| Error::io(format!("remove \"{}\"", file.display()), &error);
+    let (Some(folder), Some(name)) = (file.parent(), file.file_name().and_then(|name| name.to_str())) else {
+        return Ok(());
+    };
+    let sockets = format!("{name}.");
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().to_string_lossy().starts_with(&sockets) {
+            std::fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    std::fs::remove_file(file).map_err(failed)
 }
 
 impl OtherHosts {
