@@ -165,18 +165,18 @@ pub fn run(tidepool: &Tidepool, tables: &Tables, plan: &Plan) -> Result<RunResul
 /// from then on. Threads begin where the calling one may run.
 pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &AtomicU64) -> Result<RunResult> {
     let has_log = tidepool.database().durable().is_some();
-    let (measuring, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let phase = Phase::default();
     let barrier = Barrier::new(plan.threads + 1);
     let (done, seconds) = std::thread::scope(|scope| -> Result<(Vec<OfThread>, f64)> {
         let terminals: Vec<_> = (0..plan.threads)
             .map(|thread| {
-                let (measuring, over, barrier) = (&measuring, &over, &barrier);
+                let (phase, barrier) = (&phase, &barrier);
                 scope.spawn(move || -> Result<OfThread> {
                     let terminals = (0..plan.terminals).map(|of_thread| {
                         let terminal = thread * plan.terminals + of_thread;
                         move |session: &mut DirectSession| {
                             let terminal = Terminal::new(tidepool, tables, plan, session, terminal, has_log, orders);
-                            terminal.run(measuring, over).inspect_err(|_| over.store(true, Ordering::Relaxed))
+                            terminal.run(phase).inspect_err(|_| phase.over.store(true, Ordering::Relaxed))
                         }
                     });
                     barrier.wait();
@@ -191,9 +191,9 @@ pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &A
             })
             .collect();
         let committer = has_log.then(|| {
-            let over = &over;
+            let phase = &phase;
             scope.spawn(move || -> Result<()> {
-                while !over.load(Ordering::Relaxed) {
+                while !phase.over.load(Ordering::Relaxed) {
                     tidepool.database().flush_log()?;
                     std::thread::sleep(Duration::from_micros(500));
                 }
@@ -201,17 +201,19 @@ pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &A
             })
         });
         barrier.wait();
-        let sleep = |duration: Duration| {
+        // A thread of terminals that has ended before its time has failed: nothing is waited for then.
+        let sleep_while = |goes_on: &dyn Fn(Duration) -> bool| {
             let start = Instant::now();
-            while start.elapsed() < duration && !over.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(5).min(duration));
+            while goes_on(start.elapsed()) && !phase.over.load(Ordering::Relaxed) && !terminals.iter().any(|thread| thread.is_finished()) {
+                std::thread::sleep(Duration::from_millis(5).min(plan.duration));
             }
             start.elapsed().as_secs_f64()
         };
-        sleep(plan.warm_up);
-        measuring.store(true, Ordering::Relaxed);
-        let seconds = sleep(plan.duration);
-        over.store(true, Ordering::Relaxed);
+        sleep_while(&|elapsed| elapsed < plan.warm_up);
+        phase.measuring.store(true, Ordering::Relaxed);
+        let all = (plan.threads * plan.terminals) as u64;
+        let seconds = sleep_while(&|elapsed| elapsed < plan.duration || phase.measured.load(Ordering::Relaxed) < all);
+        phase.over.store(true, Ordering::Relaxed);
         let done = terminals.into_iter().map(|thread| thread.join().expect("a thread of terminals"));
         let done = done.collect::<Result<Vec<_>>>()?;
         if let Some(committer) = committer {
@@ -264,6 +266,16 @@ fn result(done: &[Done], seconds: f64, has_log: bool) -> RunResult {
     }
 }
 
+/// How far a run is. On a busy machine its time may pass before a terminal gets the processor: a run goes on until each terminal has
+/// ended a transaction that is measured, so that no figure is that of nothing.
+#[derive(Default)]
+struct Phase {
+    measuring: AtomicBool,
+    over: AtomicBool,
+    /// Terminals that have ended a measured transaction.
+    measured: AtomicU64,
+}
+
 struct Terminal<'r> {
     tidepool: &'r Tidepool,
     tables: &'r Tables,
@@ -303,12 +315,12 @@ impl<'r> Terminal<'r> {
         }
     }
 
-    fn run(mut self, measuring: &AtomicBool, over: &AtomicBool) -> Result<Done> {
+    fn run(mut self, phase: &Phase) -> Result<Done> {
         let mut done = Done::default();
         let mut pending = Pending::new();
-        let mut is_measured = false;
-        while !over.load(Ordering::Relaxed) {
-            if !is_measured && measuring.load(Ordering::Relaxed) {
+        let (mut is_measured, mut counts) = (false, false);
+        while !phase.over.load(Ordering::Relaxed) {
+            if !is_measured && phase.measuring.load(Ordering::Relaxed) {
                 is_measured = true;
                 done = Done::default();
                 pending.clear();
@@ -322,12 +334,16 @@ impl<'r> Terminal<'r> {
             let end = Instant::now();
             tidepool_embedded::pass();
             done.times[kind as usize].add((end - start).as_nanos() as u64);
+            if is_measured && !counts {
+                counts = true;
+                phase.measured.fetch_add(1, Ordering::Relaxed);
+            }
             if self.has_log {
                 if let Some(committed) = committed {
                     pending.push_back((committed, start));
                 }
                 self.acknowledge(&mut pending, &mut done, end);
-                while pending.len() >= PENDING_MAX && !over.load(Ordering::Relaxed) {
+                while pending.len() >= PENDING_MAX && !phase.over.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_micros(100));
                     self.acknowledge(&mut pending, &mut done, Instant::now());
                 }
