@@ -204,7 +204,10 @@ pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &A
         // A thread of terminals that has ended before its time has failed: nothing is waited for then.
         let sleep_while = |goes_on: &dyn Fn(Duration) -> bool| {
             let start = Instant::now();
-            while goes_on(start.elapsed()) && !phase.over.load(Ordering::Relaxed) && !terminals.iter().any(|thread| thread.is_finished()) {
+            while goes_on(start.elapsed())
+                && !phase.over.load(Ordering::Relaxed)
+                && !terminals.iter().any(|thread| thread.is_finished())
+            {
                 std::thread::sleep(Duration::from_millis(5).min(plan.duration));
             }
             start.elapsed().as_secs_f64()
