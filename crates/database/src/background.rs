@@ -28,6 +28,14 @@ impl Background {
         self.state.lock().stopped
     }
 
+    /// Rests for a while, unless it is stopped or called.
+    pub fn rest(&self, time: Duration) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            self.changed.wait_for(&mut state, time);
+        }
+    }
+
     /// Has the thread work at once.
     pub fn call(&self) {
         self.state.lock().is_called = true;

@@ -15,6 +15,7 @@ use crate::encode_pool::EncodePool;
 use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
 use crate::roles::Roles;
+use crate::write::index::IndexedAtOnce;
 use crate::write::locks::{LockInfo, LockManager};
 use crate::{Config, DatabaseState, DatabaseVersion, Sequence};
 use parking_lot::{Mutex, RwLock};
@@ -95,8 +96,9 @@ pub struct Database {
     pub(crate) dirty: AtomicBool,
     pub(crate) last_checkpoint: Mutex<Instant>,
     pub(crate) background: Arc<Background>,
-    /// Makes indexes after a start.
-    pub(crate) indexing: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) indexed_at_once: IndexedAtOnce,
+    /// Threads that fill indexes of tables that were found.
+    pub(crate) indexing: Mutex<Vec<JoinHandle<()>>>,
     /// Where the database lives in a pool.
     pub(crate) roles: Option<Arc<Roles>>,
     /// What tablespaces at `pool:` lease from. Last, as they are dropped before.
@@ -241,6 +243,7 @@ impl Database {
             dirty: AtomicBool::new(false),
             last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
+            indexed_at_once: IndexedAtOnce::of_thread(),
             indexing: Mutex::default(),
             roles,
             pool,
@@ -524,10 +527,7 @@ impl Database {
     pub fn close(&self) -> Result<()> {
         self.background.stop();
         self.background.wait();
-        if let Some(thread) = self.indexing.lock().take() {
-            // It has told of its panic itself.
-            let _ = thread.join();
-        }
+        self.end_indexing();
         let Some(storage) = &self.storage else { return self.leave_pool() };
         if let Some(log) = self.log.get() {
             log.close()?;
@@ -538,6 +538,14 @@ impl Database {
         storage.write_positions(&settled)?;
         self.checkpoint()?;
         self.note_log_closed()
+    }
+
+    /// Waits for threads that fill indexes, once they are told to stop.
+    fn end_indexing(&self) {
+        for thread in std::mem::take(&mut *self.indexing.lock()) {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
     }
 
     /// Ends what the process is to a database that lives in a pool: all of it is there.
@@ -565,6 +573,7 @@ impl Database {
     pub(crate) fn halt(&self) {
         self.background.stop();
         self.background.wait();
+        self.end_indexing();
     }
 
     /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`
@@ -640,6 +649,8 @@ impl Drop for Database {
     fn drop(&mut self) {
         // The thread holds no pointer that keeps the database alive, so it is only told.
         self.background.stop();
+        // Those that fill indexes hold some of the tables' memory for a moment.
+        self.end_indexing();
         if let Some(roles) = &self.roles {
             roles.stop();
         }

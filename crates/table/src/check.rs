@@ -59,12 +59,25 @@ impl TableVersion {
         fault: &mut dyn FnMut(String),
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<std::result::Result<(), String>> {
-        let complete = |index: &&Arc<crate::TableIndex>| index.is_complete_for(self.view());
-        let indexes: Vec<_> = self.table().indexes().iter().filter(complete).collect();
         let name = |index: &crate::TableIndex| {
             let def = self.def.indexes.iter().find(|def| def.id == index.id());
             def.map_or("", |def| def.name.as_str())
         };
+        for index in self.table().indexes() {
+            loop {
+                interrupted()?;
+                match index.backfill_next(&|| Ok(())) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        fault(format!("index \"{}\" is not complete: {}", name(index), error.message()));
+                        break;
+                    }
+                }
+            }
+        }
+        let complete = |index: &&Arc<crate::TableIndex>| index.is_complete_for(self.view());
+        let indexes: Vec<_> = self.table().indexes().iter().filter(complete).collect();
         for index in &indexes {
             report.indexes += 1;
             match index.tree().check(self.view()) {

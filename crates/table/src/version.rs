@@ -350,6 +350,23 @@ impl TableVersion {
         part
     }
 
+    /// What main alone shows of the range whose row group is at a place.
+    pub(crate) fn main_alone(&self, place: usize) -> TableVersion {
+        TableVersion {
+            def: Arc::clone(&self.def),
+            placement: self.placement.clone(),
+            row_groups: vec![Arc::clone(&self.row_groups[place])],
+            ranges: vec![self.ranges[place]],
+            mains: vec![Arc::clone(&self.mains[place])],
+            headed: Vec::new(),
+            table: Arc::clone(&self.table),
+            view: Arc::clone(&self.view),
+            reads: None,
+            writes_begun: self.writes_begun,
+            has_own_writes: self.has_own_writes,
+        }
+    }
+
     /// The row group, if it is all that there is and all its rows are there.
     pub fn whole_group(&self) -> Option<&Arc<RowGroup>> {
         let [group] = self.row_groups.as_slice() else { return None };

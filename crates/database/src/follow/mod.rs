@@ -24,7 +24,7 @@ use crate::{Config, Database, DatabaseState, Sequence};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId};
 use tidepool_heap::QueryHeap;
@@ -331,7 +331,8 @@ impl Follower {
             return Err(Error::internal("a record changes nothing of what exists"));
         };
         let before = database.state();
-        let changes = self.changes(database, &before, *change, record.ts)?;
+        let mut filled = Vec::new();
+        let changes = self.changes(database, &before, *change, record.ts, &mut filled)?;
         let gone: Vec<StoreId> = (changes.tables.iter())
             .filter_map(|(id, to)| Some((before.table_of_id(*id)?.rows.id(), to.as_ref().map(|table| table.rows.id()))))
             .filter(|(from, to)| Some(*from) != *to)
@@ -348,22 +349,24 @@ impl Follower {
         for store in gone {
             self.stores.remove(&store);
         }
-        Ok(())
+        database.backfill(filled)
     }
 
-    /// What a record makes of what exists, with indexes over all rows that are applied by now.
+    /// What a record makes of what exists, with indexes over all rows that are applied by now. Apply does not wait for those of large
+    /// tables: they are put into `filled`.
     fn changes(
         &self,
         database: &Database,
         before: &DatabaseState,
         change: CatalogChange,
         ts: CommitTs,
+        filled: &mut Vec<Weak<TableIndex>>,
     ) -> Result<Changes> {
         database.ids.pass(&change.next_ids());
         let view = Arc::new(self.shards[0].worker.hold_now());
         let mut changes = Changes::default();
         for (id, stored) in change.tables {
-            let table = stored.map(|stored| self.table(database, before, id, stored, &view, ts)).transpose()?;
+            let table = stored.map(|stored| self.table(database, before, id, stored, &view, ts, filled)).transpose()?;
             changes.tables.insert(id, table.map(Arc::new));
         }
         for (id, schema) in change.schemas {
@@ -387,6 +390,7 @@ impl Follower {
         Ok(changes)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a change has at hand")]
     fn table(
         &self,
         database: &Database,
@@ -395,6 +399,7 @@ impl Follower {
         stored: StoredTable,
         view: &Arc<HeldSnapshot>,
         ts: CommitTs,
+        filled: &mut Vec<Weak<TableIndex>>,
     ) -> Result<Table> {
         database.ids.pass_store(stored.store);
         let mut def = stored.def;
@@ -404,15 +409,19 @@ impl Follower {
         if let Some(known) = before.table_of_id(id).filter(|known| known.rows.id() == stored.store) {
             let keys_stay = |index: TableId| same_keys(&known.def, &def, index);
             let table = known.with_def(Arc::clone(&def)).without_indexes(|index| !keys_stay(index));
-            let missing = def.indexes.iter().filter(|index| table.index(index.id).is_none());
-            let requests = missing
-                .map(|index| Ok(BuildRequest { def: index.clone(), space: space(&table, index)? }))
-                .collect::<Result<Vec<_>>>()?;
-            if requests.is_empty() {
+            if def.indexes.iter().all(|index| table.index(index.id).is_some()) {
                 return Ok(table);
             }
-            let table = Arc::new(table);
-            let version = Arc::new(TableVersion::of(&table, view));
+            let version = Arc::new(TableVersion::of(&Arc::new(table), view));
+            let table = version.table();
+            if version.rows_max() > database.indexed_at_once.rows {
+                let indexed = database.with_backfills(&version, filled)?;
+                return Ok(indexed.unwrap_or_else(|| table.with_def(def)));
+            }
+            let missing = def.indexes.iter().filter(|index| table.index(index.id).is_none());
+            let requests = missing
+                .map(|index| Ok(BuildRequest { def: index.clone(), space: space(table, index)? }))
+                .collect::<Result<Vec<_>>>()?;
             // Where the log was written it was seen to that keys are there once.
             let told = |_: usize, _: &TableIndex, _: &[u8]| Ok(());
             let threads = database.config().threads;

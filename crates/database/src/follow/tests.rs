@@ -4,6 +4,7 @@ use super::*;
 use crate::durability::storage::{FoundGroups, SavedFile};
 use crate::stress::for_seeds;
 use crate::tests::{batch_of, columns, in_folder, insert, memory, placement, rows_of};
+use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, DatabaseVersion, MainPlaces, NewIndex, SequenceDef, Transaction};
 use rand::rngs::StdRng;
@@ -371,6 +372,58 @@ fn follows(seed: u64, moments: usize) {
 #[test]
 fn a_follower_has_what_the_primary_had() {
     for_seeds(1, |seed| follows(seed, 12));
+}
+
+/// Also where indexes are filled beside what is applied.
+#[test]
+fn a_follower_has_what_the_primary_had_while_indexes_are_filled() {
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: false }));
+    for_seeds(1, |seed| follows(seed, 12));
+}
+
+/// Apply does not wait for an index of a large table, which keeps keys apart as soon as the follower writes.
+#[test]
+fn an_index_that_is_made_on_the_primary_does_not_hold_up_apply() {
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: true }));
+    let pair = Pair::new();
+    let mut follower = pair.follower(1);
+    create(&pair.primary, "ticks", false);
+    create(&pair.primary, "t", false);
+    let add = |database: &Arc<Database>, numbers: std::ops::Range<usize>| {
+        let mut transaction = database.begin().unwrap();
+        insert(&mut transaction, "t", numbers).and_then(|_| transaction.commit()).map_err(|error| error.code()).err()
+    };
+    assert_eq!(add(&pair.primary, 0..2000), None);
+    assert!(pair.primary.merge("t").unwrap() > 0);
+    assert_eq!(add(&pair.primary, 3000..3100), None);
+    while pair.follower.version().table("t").is_none_or(|table| table.main_rows() == 0 || table.delta_rows() > 100) {
+        let (version, records) = pair.moment();
+        follower.apply(&pair.follower, Batch { records, floor: version.view().ts() }).unwrap();
+        pair.follower.vacuum();
+    }
+    let mut transaction = pair.primary.begin().unwrap();
+    insert(&mut transaction, "t", 4000..4100).unwrap();
+    transaction.create_index("t", NewIndex { primary: Some(false), ..NewIndex::primary_key([1]) }).unwrap();
+    insert(&mut transaction, "t", 5000..5100).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(add(&pair.primary, 6000..6100), None);
+    let (version, records) = pair.moment();
+    follower.apply(&pair.follower, Batch { records, floor: version.view().ts() }).unwrap();
+    follower.promote(&pair.follower, CommitTs(0));
+    let is_complete = || {
+        let version = pair.follower.version();
+        let table = version.table("t").unwrap();
+        let def = table.def.indexes.iter().find(|index| index.unique).unwrap();
+        table.table().index(def.id).unwrap().is_complete_for(table.view())
+    };
+    for number in [0, 777, 1999, 3050, 4050, 5050, 6050] {
+        assert_eq!(add(&pair.follower, number..number + 1), Some(SqlState::UNIQUE_VIOLATION), "{number}");
+    }
+    assert_eq!(add(&pair.follower, 2000..2010), None);
+    assert!(!is_complete());
+    check(&pair.follower);
+    assert!(is_complete());
+    assert_eq!(add(&pair.follower, 2000..2001), Some(SqlState::UNIQUE_VIOLATION));
 }
 
 /// What a sequence may have given is in the log before anybody has it, and the follower goes on behind it.

@@ -205,7 +205,6 @@ impl Following {
         // From here on statements of this process write.
         without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
         manifests::start(&roles, database, &primary)?;
-        database.index_tables()?;
         tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
         Ok(Outcome::Primary)
     }

@@ -1,11 +1,12 @@
 //! Restarts and standbys from manifests: contents are what they were, wherever they come from, and room goes back.
 
-use super::tests::{Place, catch_up, create, sequence};
+use super::tests::{Place, WAIT, catch_up, create, sequence};
 use super::*;
 use crate::durability::tier1::FoundManifest;
 use crate::follow::tests::{Content, check, content, define, refused_write, transfer, write};
 use crate::stress::for_seeds;
 use crate::tests::{columns, insert, insert_and_commit, placement, rows};
+use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -209,6 +210,71 @@ fn whichever_way_a_host_comes_to_a_state_it_is_the_same() {
     for_seeds(1, |seed| any_way(seed, 5));
 }
 
+/// Also while indexes are filled that it found without.
+#[test]
+fn whichever_way_a_host_comes_to_a_state_its_indexes_are_the_same() {
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: false }));
+    for_seeds(1, |seed| any_way(seed, 5));
+}
+
+/// A standby that starts from a manifest has indexes before it takes over, and whoever writes then waits for none.
+#[test]
+fn a_standby_takes_over_with_the_indexes_that_it_has() {
+    let place = Place::new();
+    let primary = open(&place, "one", PoolRole::Primary);
+    create(&primary, "t");
+    insert_and_commit(&primary, "t", 0..3000);
+    assert!(primary.merge("t").unwrap() > 0);
+    assert!(write_manifest(&primary));
+    insert_and_commit(&primary, "t", 3000..3100);
+    let index = |database: &Arc<Database>| {
+        let version = database.version();
+        let table = version.table("t").unwrap();
+        let index = table.table().indexes().first().cloned();
+        index.map(|index| (index.is_complete_for(table.view()), index))
+    };
+    let code_of = |database: &Arc<Database>, numbers: std::ops::Range<usize>| {
+        let mut transaction = database.begin().unwrap();
+        insert(&mut transaction, "t", numbers).and_then(|_| transaction.commit()).map_err(|error| error.code()).err()
+    };
+    // As of a large table, whose index nobody fills while this looks.
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: true }));
+    let standby = open(&place, "two", PoolRole::Standby);
+    catch_up(&primary, &standby);
+    let (was_complete, before) = index(&standby).expect("it has its index");
+    assert!(!was_complete);
+    assert!(standby.promote(Duration::from_secs(60)).unwrap());
+    let (is_complete, after) = index(&standby).unwrap();
+    assert!(after.is_kept_by(&before) && !is_complete, "it is not made anew");
+    for number in [0, 2999, 3050] {
+        assert_eq!(code_of(&standby, number..number + 1), Some(SqlState::UNIQUE_VIOLATION), "{number}");
+    }
+    assert_eq!(code_of(&standby, 5000..5001), None);
+    drop((before, after));
+    let _ = primary.close();
+    drop(primary);
+
+    // And one that has had the time has all of it.
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: false }));
+    write_manifest(&standby);
+    let next = open(&place, "three", PoolRole::Standby);
+    catch_up(&standby, &next);
+    let end = Instant::now() + WAIT;
+    while !index(&next).unwrap().0 {
+        assert!(Instant::now() < end);
+        std::thread::yield_now();
+    }
+    assert!(next.promote(Duration::from_secs(60)).unwrap());
+    assert!(index(&next).unwrap().0);
+    assert_eq!(code_of(&next, 5000..5001), Some(SqlState::UNIQUE_VIOLATION));
+    check(&next);
+    let _ = standby.close();
+    drop(standby);
+    next.close().unwrap();
+    drop(next);
+    place.checked();
+}
+
 /// Whatever is replaced goes back: main, images, manifests and the log. Not while a host holds it.
 #[test]
 fn what_no_manifest_names_goes_back_to_the_pool() {
@@ -388,6 +454,15 @@ fn restarting_with_a_key_by_rows() {
             insert_and_commit(&database, "t", loaded..loaded + 1);
             loaded += 1;
             println!("{loaded} rows: answers after {answers:?}, writes after {:?}", begun.elapsed());
+            let is_complete = || {
+                let version = database.version();
+                let table = version.table("t").unwrap();
+                table.table().indexes()[0].is_complete_for(table.view())
+            };
+            while !is_complete() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            println!("{loaded} rows: its index is complete after {:?}", begun.elapsed());
             end(database);
         }
     }

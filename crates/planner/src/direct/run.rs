@@ -83,7 +83,10 @@ impl Seen {
         for source in sources {
             let table = source.table.upgrade()?;
             let index = table.index(source.access.index)?.clone();
-            index.is_complete_for(seen.version.view()).then_some(())?;
+            let view = seen.version.view();
+            // A range of an index that is still filled may be most of it.
+            let is_usable = index.is_complete_for(view) || source.access.is_point && index.is_ready_for(view);
+            is_usable.then_some(())?;
             seen.tables.push(table);
             seen.indexes.push(index);
         }
@@ -152,6 +155,7 @@ impl<'v> Scan<'v> {
             Ranges::TooMany => Ok(Flow::TooMany),
             Ranges::Point(key) => {
                 let mut counted = Counted::default();
+                index.fetch_key(&key)?;
                 let found = index.tree().get_counting(self.view(), &key, &mut counted);
                 self.count(place, 1, found.len(), counted);
                 if let Some(looked) = &self.looked {
@@ -172,6 +176,7 @@ impl<'v> Scan<'v> {
                 let mut counted = Counted::default();
                 let (mut entries, mut flow) = (0, Flow::On);
                 'keys: for key in &keys {
+                    index.fetch_key(key)?;
                     let found = index.tree().get_counting(self.view(), key, &mut counted);
                     entries += found.len();
                     for row in found.iter() {

@@ -224,6 +224,10 @@ impl IndexAccess {
     /// The ids of all rows of which a version that the view sees, or a later one that is committed by now, has a key in
     /// the ranges; and of others. `None`: the index does not say, as somebody drops it.
     pub(crate) fn candidates(&self, view: &View) -> Option<Vec<RowId>> {
+        // Asked before it: it may become complete meanwhile.
+        if !self.index.is_complete_for(view) {
+            return None;
+        }
         let found = self.find(view);
         // Asked after it: whoever left entries out before that is not committed yet.
         fence(Ordering::SeqCst);
@@ -328,7 +332,7 @@ pub(crate) fn within(
 }
 
 /// `None` for a value that the column's type does not have, which the scan's own test then deals with.
-fn key_value(value: &Datum, sql_type: SqlType) -> Option<KeyValue<'static>> {
+pub(super) fn key_value(value: &Datum, sql_type: SqlType) -> Option<KeyValue<'static>> {
     Some(match (sql_type, value) {
         (SqlType::Boolean, Datum::Boolean(value)) => KeyValue::Boolean(*value),
         (SqlType::SmallInt, Datum::Int(value)) => KeyValue::SmallInt(i16::try_from(*value).ok()?),

@@ -32,7 +32,7 @@ const FILL_ENTRIES: usize = 1 << 20;
 
 /// Keys that a thread read, in order in the end.
 #[derive(Default)]
-struct Run {
+pub(super) struct Run {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
 }
@@ -47,7 +47,7 @@ struct Entry {
 }
 
 impl Run {
-    fn push(&mut self, key: &IndexKey, row: RowId) {
+    pub fn push(&mut self, key: &IndexKey, row: RowId) {
         let bytes = key.bytes();
         let mut start = [0; 8];
         let len = bytes.len().min(8);
@@ -66,12 +66,21 @@ impl Run {
         &self.bytes[entry.at..entry.at + entry.len as usize]
     }
 
-    fn clear(&mut self) {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Hands all keys out, with their rows.
+    pub fn each(&self, mut take: impl FnMut(&[u8], RowId) -> Result<()>) -> Result<()> {
+        self.entries.iter().try_for_each(|entry| take(self.key(entry), entry.row))
+    }
+
+    pub fn clear(&mut self) {
         self.bytes.clear();
         self.entries.clear();
     }
 
-    fn sort(&mut self) {
+    pub fn sort(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let key = |entry: &Entry| &bytes[entry.at..entry.at + entry.len as usize];
         self.entries.sort_unstable_by(|a, b| {
@@ -194,7 +203,7 @@ impl TableIndex {
     }
 
     /// Adds keys of rows that a reader has, sorted. False when there are no more.
-    fn read_keys(
+    pub(super) fn read_keys(
         &self,
         reader: &mut ScanReader,
         entries_max: usize,

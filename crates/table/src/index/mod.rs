@@ -12,9 +12,11 @@
 //!
 //! An index that is made later has entries of the versions that its maker saw. Views from before it cannot use it
 //! ([`TableIndex::is_complete_for`]). One that is made while rows are written is there first, for writers to put their
-//! entries in; then its maker draws his view, and puts in what that shows ([`fill_index`]).
+//! entries in; then its maker draws his view, and puts in what that shows ([`fill_index`]). And one that a process makes of tables
+//! that it found is used before it is made (`backfill`).
 
 mod access;
+mod backfill;
 mod build;
 mod gone;
 mod keys;
@@ -32,6 +34,8 @@ pub use uses::IndexUse;
 use crate::rows::{Claim, RowLayout, RowRef, RowStore};
 use crate::{IndexDef, RowGroup, TableDef};
 use arrow_array::ArrayRef;
+use backfill::Backfill;
+use parking_lot::RwLock;
 use std::cell::Cell;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -58,6 +62,8 @@ pub struct TableIndex {
     complete_from: AtomicU64,
     /// A transaction under way, or one that has committed, puts no entries in any more.
     is_left: AtomicBool,
+    /// What it lacks of rows that were there before it.
+    backfill: RwLock<Option<Arc<Backfill>>>,
 }
 
 /// What came of putting an entry in. Exhaustive and mutually exclusive.
@@ -105,6 +111,7 @@ impl TableIndex {
             nulls_not_distinct: def.nulls_not_distinct,
             complete_from: AtomicU64::new(complete_from.0),
             is_left: AtomicBool::new(false),
+            backfill: RwLock::default(),
         })
     }
 
@@ -120,6 +127,7 @@ impl TableIndex {
             nulls_not_distinct: self.nulls_not_distinct,
             complete_from: AtomicU64::new(self.complete_from.load(Ordering::Acquire)),
             is_left: AtomicBool::new(false),
+            backfill: RwLock::default(),
         }
     }
 
@@ -225,6 +233,7 @@ impl TableIndex {
             self.tree.insert_near(view, key.bytes(), row, fingers)?;
             return Ok(Entered::Done);
         }
+        self.fetch_key(key.bytes())?;
         let waits = Cell::new(None);
         let failed = Cell::new(None);
         let mut other_key = IndexKey::default();

@@ -91,6 +91,14 @@ impl Fixture {
                 let columns: Vec<ArrayRef> =
                     index.positions().iter().map(|column| batch.column(*column).clone()).collect();
                 index.key_at(&columns, 0, &mut key).unwrap();
+                // Not all, so that others are fetched by who writes.
+                if !index.is_complete_for(version.view()) {
+                    if id.0.is_multiple_of(3) {
+                        continue;
+                    }
+                    assert!(index.is_ready_for(version.view()), "{what}");
+                    index.fetch_key(key.bytes()).unwrap();
+                }
                 let found = index.tree().get(version.view(), key.bytes());
                 assert!(found.contains(id), "{what}: row {id} of {row:?} is not in index {}", index.id());
                 let read = self.table.rows.read(version.view(), *id).unwrap();
@@ -106,6 +114,9 @@ impl Fixture {
                     assert_eq!(found.iter().filter(with_key).count(), 1, "{what}: key of {row:?}");
                 }
             }
+        }
+        if !self.table.indexes().iter().all(|index| index.is_complete_for(version.view())) {
+            return rows;
         }
         // Through an index as by a scan.
         for (column, op) in [(0, CompareOp::Eq), (0, CompareOp::Ge), (1, CompareOp::Eq), (1, CompareOp::Lt)] {
@@ -184,9 +195,10 @@ impl Session {
     }
 }
 
-fn run(seed: u64, steps: usize) {
-    let fixture = fixture();
-    let table = Arc::clone(&fixture.table);
+/// `found`: at which step indexes are put over the rows that there are, as those of a process that attaches to them.
+fn run(seed: u64, steps: usize, found: Option<usize>) {
+    let mut fixture = fixture();
+    let mut table = Arc::clone(&fixture.table);
     let mut next = noise(seed);
     let mut known: Vec<RowId> = Vec::new();
     let mut sessions: Vec<Session> = (0..4)
@@ -200,6 +212,33 @@ fn run(seed: u64, steps: usize) {
     let mut groups = 1;
     let mut held: Vec<HeldSnapshot> = Vec::new();
     for step in 0..steps {
+        if found == Some(step) {
+            held.clear();
+            sessions.iter_mut().for_each(Session::abort);
+            // Only the new ones are told of what is gone.
+            let without = Arc::new(table.with_def(Arc::clone(&table.def)).without_indexes(|_| true));
+            let version = Arc::new(TableVersion::of(&without, &Arc::new(fixture.worker.hold())));
+            let made = (table.def.indexes.iter())
+                .map(|def| TableIndex::over(&version, def, fixture.spaces.far(), &fixture.transactions).unwrap());
+            fixture.table = Arc::new(without.with_def(Arc::clone(&table.def)).with_indexes(made));
+            table = Arc::clone(&fixture.table);
+        }
+        if found.is_some_and(|found| found < step) && next().is_multiple_of(40) {
+            let index = &table.indexes()[next() as usize % 2];
+            match next() % 3 {
+                0 => drop(index.backfill_next(&|| Ok(())).unwrap()),
+                1 => {
+                    let bounds = index.codec().bounds(
+                        &[],
+                        Bound::Included(&KeyValue::BigInt(next() as i64 % 60)),
+                        Bound::Excluded(&KeyValue::BigInt(next() as i64 % 60)),
+                    );
+                    index.fetch_range(bounds.unwrap().range()).unwrap();
+                }
+                _ if next().is_multiple_of(5) => index.backfill(2, &|| Ok(())).unwrap(),
+                _ => {}
+            }
+        }
         let who = next() as usize % sessions.len();
         let me = &mut sessions[who];
         if !me.worker.is_active() {
@@ -300,6 +339,10 @@ fn run(seed: u64, steps: usize) {
     held.clear();
     sessions.iter_mut().for_each(Session::abort);
     drop(sessions);
+    for index in table.indexes() {
+        index.backfill(3, &|| Ok(())).unwrap();
+        assert!(index.is_complete_for(&fixture.worker.hold()));
+    }
     // When nobody looks any more, nothing is left but what there is.
     for _ in 0..2 {
         for number in 0..table.rows.ranges() {
@@ -396,6 +439,83 @@ fn entries(index: &TableIndex, view: &View) -> Vec<(Vec<u8>, RowId)> {
 #[cfg_attr(miri, ignore = "maps memory")]
 fn indexes_agree_with_scans_after_any_history() {
     for seed in 0..8 {
-        run(seed, 1500);
+        run(seed, 1500, None);
+    }
+}
+
+/// Also while entries of rows that were there before are put in, whoever needs them first.
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn indexes_over_rows_that_were_found_agree_with_scans_after_any_history() {
+    for seed in 0..24 {
+        run(seed, 1500, Some(300 + 40 * seed as usize));
+    }
+}
+
+/// A key is there once from the first moment on, whatever of the index is filled, and of whatever type it is.
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn keys_of_rows_that_were_found_are_taken() {
+    use crate::rows::Value;
+    let numeric = SqlType::Numeric { precision: 12, scale: 2 };
+    let types: Vec<(SqlType, Vec<Value<'_>>)> = vec![
+        (SqlType::Boolean, vec![Value::Boolean(true), Value::Boolean(false)]),
+        (SqlType::SmallInt, vec![Value::Int(-7), Value::Int(7)]),
+        (SqlType::Integer, vec![Value::Int(1), Value::Int(i32::MIN.into())]),
+        (SqlType::BigInt, vec![Value::Int(1), Value::Int(i64::MAX)]),
+        (SqlType::Real, vec![Value::Real(-0.0), Value::Real(f32::NAN), Value::Real(0.1)]),
+        (SqlType::DoublePrecision, vec![Value::Double(0.0), Value::Double(f64::NAN), Value::Double(0.1)]),
+        (numeric, vec![Value::Numeric(-5), Value::Numeric(1_234_567)]),
+        (SqlType::Date, vec![Value::Int(-800), Value::Int(20_000)]),
+        (SqlType::Timestamp { precision: None }, vec![Value::Int(-1), Value::Int(1 << 50)]),
+        (SqlType::Text, vec![Value::Bytes(b""), Value::Bytes(b"a\0b"), Value::Bytes("é".as_bytes())]),
+        (SqlType::Char { length: 4 }, vec![Value::Bytes(b"ab  "), Value::Bytes(b"abcd")]),
+        (SqlType::Bytea, vec![Value::Bytes(&[]), Value::Bytes(&[0, 1, 255])]),
+        (SqlType::Uuid, vec![Value::Uuid([0xab; 16]), Value::Uuid([7; 16])]),
+    ];
+    for (sql_type, values) in types {
+        let spaces = spaces();
+        let mut def = TableDef::clone(&table(&[("key", sql_type)]));
+        def.indexes =
+            vec![IndexDef { nulls_not_distinct: true, ..index_def(1, vec![IndexColumn::ascending(1)], true) }];
+        let (table, worker) = stored(&spaces, Arc::new(def), placement("near"));
+        let table = Arc::new(table);
+        let mut me = Session { worker, writes: WriteSet::new(), savepoints: vec![] };
+        let image_of = |value: Value<'_>| {
+            let mut image = Vec::new();
+            table.rows.layout().image_of([value], &mut image).unwrap();
+            image
+        };
+        me.worker.begin(Isolation::ReadCommitted).unwrap();
+        let view = me.worker.snapshot();
+        let all = values.iter().copied().chain([Value::Null]);
+        for value in all.clone() {
+            table.rows.insert(&me.worker, &view, &mut me.writes, &image_of(value)).unwrap();
+        }
+        drop(view);
+        me.worker.commit(&mut me.writes).unwrap();
+        let encode = |batch: &RecordBatch| RowGroup::encode(RowGroupId(1), batch, &table.placement, &spaces);
+        table.rows.seal();
+        table.rows.merge_range(&me.worker, 0, &mut |batch| encode(batch)).unwrap();
+        table.rows.finish_merge(&me.worker, 0);
+        me.worker.collect();
+        let view = Arc::new(me.worker.hold());
+        let version = Arc::new(TableVersion::of(&table, &view));
+        assert_eq!((version.main_rows(), version.delta_rows()), (values.len() as u64 + 1, 0), "{sql_type:?}");
+        let index = TableIndex::over(&version, &table.def.indexes[0], spaces.far(), me.worker.transactions()).unwrap();
+        drop((version, view));
+        me.worker.begin(Isolation::ReadCommitted).unwrap();
+        let view = me.worker.snapshot();
+        let mut key = IndexKey::default();
+        for value in all {
+            let image = image_of(value);
+            let row = table.rows.insert(&me.worker, &view, &mut me.writes, &image).unwrap();
+            index.key_of(&table.rows, RowRef::Version(&image), &mut key).unwrap();
+            let entered = index.enter(&table.rows, &view, row, &key, &mut Fingers::default()).unwrap();
+            assert!(matches!(entered, Entered::Taken(_)), "{value:?} of {sql_type:?}: {entered:?}");
+            assert!(!index.is_complete_for(&view));
+        }
+        drop(view);
+        me.abort();
     }
 }

@@ -28,8 +28,8 @@ pub(crate) struct Attached {
 }
 
 impl Database {
-    /// Makes what a manifest names the present state, as of its timestamp, for a database that follows and has nothing yet. The
-    /// indexes of small tables are made, too; those of large ones are not.
+    /// Makes what a manifest names the present state, as of its timestamp, for a database that follows and has nothing yet. Tables have
+    /// all of their indexes then, from the first record on that is applied; those of large ones are filled meanwhile.
     pub(crate) fn attach(
         self: &Arc<Self>,
         member: &Member,
@@ -76,7 +76,7 @@ impl Database {
         ids::check_state(&state, &self.ids)?;
         self.set_state(state);
         worker.rest();
-        self.index_small_tables()?;
+        self.index_tables()?;
         attached.took = begun.elapsed();
         Ok(attached)
     }

@@ -299,7 +299,7 @@ impl<'t> Access<'t> {
         if !way.is_unique() || keys.iter().any(|key| key.count() != way.positions().len()) {
             return Err(no_single_row(way));
         }
-        if !way.is_complete_for(self.view) {
+        if !way.is_ready_for(self.view) {
             return Err(changed_meanwhile(table));
         }
         let work = &mut *self.work.borrow_mut();
@@ -315,6 +315,7 @@ impl<'t> Access<'t> {
             bounds.push(encoded.len());
         }
         let key = |place: usize| &encoded[bounds[place]..bounds[place + 1]];
+        (0..keys.len()).try_for_each(|place| way.fetch_key(key(place)))?;
         let _pausing = tidepool_fiber::pausing();
         way.tree().get_together(self.view, keys.len(), key, |place, rows| {
             for row in rows.iter() {
@@ -356,9 +357,10 @@ impl<'t> Access<'t> {
     where
         't: 'a,
     {
-        if !way.is_complete_for(self.view) {
+        if !way.is_ready_for(self.view) {
             return Err(changed_meanwhile(table));
         }
+        way.fetch_key(work.key.bytes())?;
         for row in way.tree().get(self.view, work.key.bytes()).iter() {
             let Some(found) = table.rows.read(self.view, *row) else { continue };
             let image = work.main_images.image_of(&table.rows, *row, found)?;
@@ -406,7 +408,7 @@ impl<'t> Access<'t> {
     {
         let resolved = self.resolve(&index.table)?;
         let way = index.table.index_in(resolved, index.way)?;
-        if !way.is_complete_for(self.view) {
+        if !way.is_ready_for(self.view) {
             return Err(changed_meanwhile(&resolved.table));
         }
         KeyScan::new(*self, &resolved.table, way, range, direction)

@@ -123,6 +123,7 @@ impl<'a> KeyScan<'a> {
         direction: Direction,
     ) -> Result<KeyScan<'a>> {
         let bounds = bounds(index, &range)?;
+        index.fetch_range(bounds.range())?;
         let mut work = access.work.borrow_mut();
         let mut memory = work.scans.pop().unwrap_or_default();
         memory.cursor.restart(bounds.range(), direction);

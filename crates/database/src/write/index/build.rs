@@ -1,21 +1,22 @@
 //! Indexes made of the rows that a table has.
 
 use super::text::key_text;
+use crate::background::Background;
 use crate::catalog::relation::RelationName;
 use crate::catalog::state::DatabaseState;
 use crate::{Database, Patience, Transaction};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-use tidepool_base::{Error, Result, SqlState};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result, SqlState, TableId};
 use tidepool_table::{BuildRequest, IndexDef, Table, TableDef, TableIndex, TableVersion};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::HeldSnapshot;
 
-/// Rows of a table whose indexes are made before a start is over.
+/// Rows of a table whose indexes are made at once, while a start or a follower waits.
 const INDEXED_AT_ONCE_ROWS: u64 = 100_000;
 
-const INDEX_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const FILLED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 type Duplicate<'a> = &'a (dyn Fn(&TableDef, &IndexDef, &TableIndex, &[u8]) -> Result<()> + Sync);
 
@@ -49,63 +50,69 @@ impl Database {
         Ok(table.with_def(table.def.clone()).with_indexes(made))
     }
 
-    /// Makes the indexes of all tables, when the tables' rows are there and nobody is at work yet. Those of large tables are
-    /// made by a thread, so that a start takes no longer for more rows; until then such a table can be read, and who
-    /// wants to write to it waits.
-    pub(crate) fn index_tables(self: &Arc<Self>) -> Result<()> {
-        let mut large = self.index_small_tables()?;
-        if large.is_empty() {
+    /// Gives all tables that lack indexes theirs, when the tables' rows are there and nobody writes yet. Those of small tables are made.
+    /// Those of large ones are there at once, and are filled by a thread ([`TableIndex::over`]): neither a start nor a writer waits for
+    /// that.
+    pub(crate) fn index_tables(&self) -> Result<()> {
+        let version = self.version();
+        let mut filled = Vec::new();
+        for (name, table) in &version.tables {
+            let of_table = TableVersion::of(table, version.view());
+            if of_table.rows_max() <= self.indexed_at_once.rows {
+                self.index_table(name, &|| Ok(()))?;
+            } else if let Some(indexed) = self.with_backfills(&Arc::new(of_table), &mut filled)? {
+                self.replace_table(name, indexed);
+            }
+        }
+        self.backfill(filled)
+    }
+
+    /// A version's table with those of its indexes that are not there, which are put into `filled`. `None`: all are there.
+    pub(crate) fn with_backfills(
+        &self,
+        version: &Arc<TableVersion>,
+        filled: &mut Vec<Weak<TableIndex>>,
+    ) -> Result<Option<Table>> {
+        let table = version.table();
+        let made = (table.def.indexes.iter())
+            .filter(|def| table.index(def.id).is_none())
+            .map(|def| {
+                let space = self.tablespaces().get(table.index_tablespace(def))?;
+                TableIndex::over(version, def, space, self.transactions())
+            })
+            .collect::<Result<Vec<_>>>()?;
+        if made.is_empty() {
+            return Ok(None);
+        }
+        let ids: Vec<TableId> = made.iter().map(TableIndex::id).collect();
+        let table = table.with_def(Arc::clone(&table.def)).with_indexes(made);
+        filled.extend(ids.into_iter().filter_map(|id| table.index(id)).map(Arc::downgrade));
+        Ok(Some(table))
+    }
+
+    /// Has a thread fill indexes that are used already, but those that are dropped meanwhile.
+    pub(crate) fn backfill(&self, indexes: Vec<Weak<TableIndex>>) -> Result<()> {
+        if indexes.is_empty() || self.indexed_at_once.leaves_others {
             return Ok(());
         }
-        // Whoever waits for a small one shall not wait for a large one.
-        large.sort_unstable();
-        let locked = large.into_iter().map(|(_, name)| {
-            let mut transaction = self.begin()?;
-            transaction.lock_table(name.clone(), &|| Ok(()))?;
-            Ok((name, transaction))
-        });
-        let locked = locked.collect::<Result<Vec<_>>>()?;
-        let database = Arc::clone(self);
-        std::thread::Builder::new()
+        // As much again is left to those who wait for nobody.
+        let (threads, background) = (self.config().threads.div_ceil(2), self.background.clone());
+        let thread = std::thread::Builder::new()
             .name("indexes".to_owned())
-            .spawn(move || locked.into_iter().for_each(|(name, transaction)| database.index_locked(&name, transaction)))
-            .map(|thread| *self.indexing.lock() = Some(thread))
-            .map_err(|error| Error::io("start the thread that makes indexes", &error))
+            .spawn(move || fill(&indexes, threads, &background))
+            .map_err(|error| Error::io("start the thread that fills indexes", &error))?;
+        let mut all = self.indexing.lock();
+        all.retain(|thread| !thread.is_finished());
+        all.push(thread);
+        Ok(())
     }
 
-    /// Makes the indexes of small tables. Of large ones that lack some it returns the numbers of rows, and the names.
-    pub(crate) fn index_small_tables(&self) -> Result<Vec<(u64, RelationName)>> {
-        let version = self.version();
-        let mut large: Vec<(u64, RelationName)> = Vec::new();
-        for (name, table) in &version.tables {
-            let rows = TableVersion::of(table, version.view()).rows_max();
-            if rows <= INDEXED_AT_ONCE_ROWS {
-                self.index_table(name, &|| Ok(()))?;
-            } else if table.def.indexes.iter().any(|index| table.index(index.id).is_none()) {
-                large.push((rows, name.clone()));
-            }
-        }
-        Ok(large)
-    }
-
-    /// Makes the indexes of a table that `transaction` keeps others from writing to; as often as it takes: without them
-    /// nobody can be let in.
-    fn index_locked(&self, name: &RelationName, transaction: Transaction) {
-        let stopping = || match self.background.is_stopped() {
-            true => Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")),
-            false => Ok(()),
-        };
-        let mut was_told = false;
-        while let Err(error) = self.index_table(name, &stopping) {
-            if stopping().is_err() {
-                break;
-            }
-            if !std::mem::replace(&mut was_told, true) {
-                tracing::warn!("indexes of table \"{}\" could not be made, and writers wait: {error}", name.name);
-            }
-            std::thread::sleep(INDEX_AGAIN_AFTER);
-        }
-        transaction.rollback();
+    fn replace_table(&self, name: &RelationName, table: Table) {
+        let _commit = self.commit.lock();
+        let state = self.state();
+        let mut tables = state.tables.clone();
+        tables.insert(name.clone(), Arc::new(table));
+        self.set_state(DatabaseState { tables, ..DatabaseState::clone(&state) });
     }
 
     fn index_table(&self, name: &RelationName, check: &(dyn Fn() -> Result<()> + Sync)) -> Result<()> {
@@ -121,13 +128,67 @@ impl Database {
             Ok(())
         };
         let with = table.with_def(table.def.clone());
-        let indexed = Arc::new(self.with_indexes(with, version.view(), &duplicate, check)?);
-        let _commit = self.commit.lock();
-        let state = self.state();
-        let mut tables = state.tables.clone();
-        tables.insert(name.clone(), indexed);
-        self.set_state(DatabaseState { tables, ..DatabaseState::clone(&state) });
+        let indexed = self.with_indexes(with, version.view(), &duplicate, check)?;
+        self.replace_table(name, indexed);
         Ok(())
+    }
+}
+
+/// Fills indexes, each as often as it takes.
+fn fill(indexes: &[Weak<TableIndex>], threads: usize, background: &Background) {
+    let stopping = || match background.is_stopped() {
+        true => Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")),
+        false => Ok(()),
+    };
+    let begun = Instant::now();
+    for index in indexes {
+        let mut was_told = false;
+        // Dropped by all others, it is needed no more.
+        while let Some(index) = index.upgrade() {
+            let Err(error) = index.backfill(threads, &stopping) else { break };
+            if stopping().is_err() {
+                return;
+            }
+            if !std::mem::replace(&mut was_told, true) {
+                tracing::warn!("index {} is not complete, and statements scan its table: {error}", index.id());
+            }
+            drop(index);
+            background.rest(FILLED_AGAIN_AFTER);
+        }
+    }
+    tracing::info!(indexes = indexes.len(), ms = begun.elapsed().as_millis() as u64, "indexes are complete");
+}
+
+/// Which indexes are made while a start or a follower waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IndexedAtOnce {
+    /// Those of tables with so many rows, or fewer.
+    pub rows: u64,
+    /// The others are filled by nobody but those who look keys up.
+    pub leaves_others: bool,
+}
+
+impl Default for IndexedAtOnce {
+    fn default() -> IndexedAtOnce {
+        IndexedAtOnce { rows: INDEXED_AT_ONCE_ROWS, leaves_others: false }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Of databases that this thread opens.
+    pub(crate) static INDEXED_AT_ONCE: std::cell::Cell<Option<IndexedAtOnce>> = const { std::cell::Cell::new(None) };
+}
+
+impl IndexedAtOnce {
+    #[cfg(not(test))]
+    pub fn of_thread() -> IndexedAtOnce {
+        IndexedAtOnce::default()
+    }
+
+    #[cfg(test)]
+    pub fn of_thread() -> IndexedAtOnce {
+        INDEXED_AT_ONCE.get().unwrap_or_default()
     }
 }
 

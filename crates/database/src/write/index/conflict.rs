@@ -137,6 +137,7 @@ impl Transaction {
             if !index.is_exclusive(&key) {
                 continue;
             }
+            index.fetch_key(key.bytes())?;
             for row in index.tree().get(view, key.bytes()).iter() {
                 match index.claim(&table.rows, view, *row, &key, &mut other)? {
                     Claim::Free => {}

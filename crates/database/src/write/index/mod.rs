@@ -10,10 +10,13 @@ mod ddl;
 mod definition;
 mod online;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod text;
 mod write;
 
+#[cfg(test)]
+pub(crate) use build::INDEXED_AT_ONCE;
+pub(crate) use build::IndexedAtOnce;
 pub use conflict::{OnConflict, Upserted};
 pub use definition::NewIndex;
 pub(crate) use definition::add_declared_keys;

@@ -1,7 +1,9 @@
 //! Unique keys between transactions, and indexes through what is done to tables.
 
-use crate::tests::{batch_of, memory, near};
-use crate::{Changed, Config, Database, NewIndex, RelationName, TablespaceChange, Transaction};
+use super::{INDEXED_AT_ONCE, IndexedAtOnce};
+use crate::by_key::ScanRange;
+use crate::tests::{batch_of, in_folder, memory, near};
+use crate::{Changed, Config, Database, Isolation, NewIndex, RelationName, TablespaceChange, Transaction, Upserted};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -365,4 +367,84 @@ fn an_index_makes_way_when_its_tablespace_loses_a_device() {
     transaction.set_index_tablespace(&RelationName::from("t_pkey"), None).unwrap();
     transaction.commit().unwrap();
     database.drop_tablespace("pool").unwrap();
+}
+
+/// Nobody fills the indexes of tables that databases find, which this thread opens.
+pub(crate) fn leave_indexes() {
+    INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 0, leaves_others: true }));
+}
+
+#[test]
+fn keys_are_there_once_before_indexes_are_complete_after_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = table(in_folder(folder.path()));
+    let mut transaction = database.begin().unwrap();
+    let rows: Vec<(i64, &str)> = (0..3000).map(|id| (2 * id, "main")).collect();
+    insert(&mut transaction, &rows).unwrap();
+    transaction.commit().unwrap();
+    assert!(database.merge("t").unwrap() > 0);
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, &[(1, "delta")]).unwrap();
+    transaction.commit().unwrap();
+    database.close().unwrap();
+    drop(database);
+
+    leave_indexes();
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    let is_complete = || {
+        let version = database.version();
+        let table = version.table("t").unwrap();
+        table.table().indexes()[0].is_complete_for(table.view())
+    };
+    let code_of = |rows: &[(i64, &str)]| {
+        let mut transaction = database.begin().unwrap();
+        let inserted = insert(&mut transaction, rows);
+        inserted.and_then(|_| transaction.commit()).map_err(|error| error.code()).err()
+    };
+    let taken = Some(SqlState::UNIQUE_VIOLATION);
+    assert_eq!(code_of(&[(10, "again")]), taken);
+    assert_eq!(code_of(&[(1, "again")]), taken);
+    assert_eq!(code_of(&[(7, "new"), (6001, "new")]), None);
+    assert_eq!(code_of(&[(7, "again")]), taken);
+    // A key that its row gives up can be another's, and comes back.
+    let prepared = database.prepare_table("t").unwrap();
+    let (by_id, id) = (prepared.primary_key().unwrap(), prepared.column::<i64>("id").unwrap());
+    let mut session = database.direct_session().unwrap();
+    let place = |session: &mut crate::by_key::DirectSession, key: i64| {
+        let find = |access: crate::by_key::Access<'_>| Ok(access.get(&by_id, (key,))?.map(|row| row.id()));
+        session.run(Isolation::RepeatableRead, find).unwrap()
+    };
+    let (eight, ten) = (place(&mut session, 8).unwrap(), place(&mut session, 10).unwrap());
+    let mut transaction = database.begin().unwrap();
+    transaction.delete("t", &[ten]).unwrap();
+    update(&mut transaction, eight, 9, "moved").unwrap();
+    transaction.commit().unwrap();
+    assert_eq!((place(&mut session, 8), place(&mut session, 9)), (None, Some(eight)));
+    assert_eq!(code_of(&[(9, "again")]), taken);
+    assert_eq!(code_of(&[(8, "another"), (10, "another")]), None);
+    assert_eq!(code_of(&[(10, "again")]), taken);
+    // By all other ways to a key.
+    let mut transaction = database.begin().unwrap();
+    let def = transaction.version().table("t").unwrap().def.clone();
+    let batch = batch_of(&def, &["12", "13"].map(|id| vec![Some(id.to_owned()), None]));
+    let upserted = transaction.upsert("t", &batch, &[def.indexes[0].id], None).unwrap();
+    assert!(matches!(upserted[..], [Upserted::Skipped, Upserted::Inserted]), "{upserted:?}");
+    transaction.commit().unwrap();
+    let find = |access: crate::by_key::Access<'_>| {
+        let found = access.get_all(&by_id, &[(14i64,), (15,), (16,)])?;
+        Ok(found.iter().map(Option::is_some).collect::<Vec<_>>())
+    };
+    assert_eq!(session.run(Isolation::RepeatableRead, find).unwrap(), [true, false, true]);
+    assert!(!is_complete());
+    let scan = |access: crate::by_key::Access<'_>| {
+        let range = ScanRange::between((5i64,), (14i64,));
+        access.scan(&by_id, range, tidepool_index::Direction::Forward)?.map(|row| Ok(row?.get(id))).collect()
+    };
+    let ids: Vec<i64> = session.run(Isolation::Serializable, scan).unwrap();
+    assert_eq!(ids, [6, 7, 8, 9, 10, 12, 13, 14]);
+    for checked in database.check(&|| Ok(())).unwrap() {
+        assert!(checked.faults.is_empty(), "{}: {:?}", checked.object, checked.faults);
+    }
+    assert!(is_complete());
+    assert_eq!(code_of(&[(20, "again")]), taken);
 }

@@ -90,6 +90,7 @@ impl Link {
         let Some(place) = self.place(key)? else { return Ok(None) };
         let parent = self.parent_at(place)?;
         let mut own = IndexKey::default();
+        parent.index.fetch_key(key)?;
         for row in parent.index.tree().get(view, key).iter() {
             let Some(found) = parent.table.rows.read(view, *row) else { continue };
             parent.index.key_of(&parent.table.rows, found, &mut own)?;

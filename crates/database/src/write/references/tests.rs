@@ -1,6 +1,7 @@
 //! Foreign keys without SQL: what a commit checks by itself, and what survives a restart.
 
-use crate::tests::{batch_of, memory, near};
+use crate::tests::{batch_of, in_folder, memory, near};
+use crate::write::index::tests::leave_indexes;
 use crate::{Config, Database, NewForeignKey, NewPartition, Transaction};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, SqlType};
@@ -189,4 +190,35 @@ fn foreign_keys_survive_a_restart() {
     transaction.commit().unwrap();
     let state = database.version().state().clone();
     assert_eq!(state.foreign_keys_to(state.tables[&"p".into()].def.id).count(), 0);
+}
+
+#[test]
+fn parents_are_found_before_their_indexes_are_complete_after_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = family(in_folder(folder.path()), ReferentialAction::NoAction, false);
+    let mut transaction = database.begin().unwrap();
+    for id in 0..500 {
+        insert(&mut transaction, "p", &[&[Some(id)]]).unwrap();
+    }
+    insert(&mut transaction, "c", &[&[Some(1), Some(7)]]).unwrap();
+    transaction.commit().unwrap();
+    assert!(database.merge("p").unwrap() > 0);
+    database.close().unwrap();
+    drop(database);
+    leave_indexes();
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, "c", &[&[Some(2), Some(8)]]).unwrap();
+    transaction.commit().unwrap();
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, "c", &[&[Some(3), Some(500)]]).unwrap();
+    assert_eq!(code(&transaction.commit().unwrap_err()), SqlState::FOREIGN_KEY_VIOLATION);
+    for (parent, gone) in [(7, false), (8, false), (9, true)] {
+        let mut transaction = database.begin().unwrap();
+        transaction.delete("p", &[RowId::new(0, parent)]).unwrap();
+        assert_eq!(transaction.commit().is_ok(), gone, "{parent}");
+    }
+    let version = database.version();
+    let parents = version.table("p").unwrap();
+    assert!(!parents.table().indexes()[0].is_complete_for(parents.view()));
 }
