@@ -108,6 +108,27 @@ impl ControlListener {
     }
 }
 
+/// Removes the socket that a host left which is known to be dead, unless another process has put its own there.
+pub(crate) fn remove_left(path: &Path) {
+    let is_refused =
+        |path: &Path| descriptors::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if !is_refused(path) {
+        return;
+    }
+    // Another process may come to listen there since it was looked at: so it is moved, and looked at once more.
+    let mut moved = path.as_os_str().to_owned();
+    moved.push(format!(".{}", std::process::id()));
+    let moved = PathBuf::from(moved);
+    if std::fs::rename(path, &moved).is_err() {
+        return;
+    }
+    if !is_refused(&moved) {
+        // Fails where a third one is there by now.
+        let _ = std::fs::hard_link(&moved, path);
+    }
+    let _ = std::fs::remove_file(&moved);
+}
+
 impl Drop for ControlListener {
     fn drop(&mut self) {
         // It may be gone, or another's by now.

@@ -5,6 +5,7 @@
 //! that thread ends: much earlier than the lock is released where the process has much memory, but no proof of anything.
 
 use crate::check::usage;
+use crate::control;
 use crate::death::{Death, Evidence};
 use crate::layout::{HostNumber, SEGMENTS, TERMS};
 use crate::pool::{HostText, Pool, check_name};
@@ -14,6 +15,7 @@ use crate::words::{
     Reign, Role, Root, SLOTS, Seal, Segment, Slot, Term, TermState,
 };
 use parking_lot::{Condvar, Mutex};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -605,6 +607,10 @@ impl Drop for Member {
 pub(crate) fn bury(pool: &Pool, host: Host, death: &Death, kind: EventKind) -> Result<bool> {
     pool.check_writable()?;
     let books = pool.books();
+    let ident = pool.told(books.load(books.layout.ident(host.slot)))?;
+    let left = pool.told(books.read_text(books.layout.host_text(host.slot)))?.map(|bytes| HostText::of_bytes(&bytes));
+    let is_its = ident.incarnation == host.incarnation && death.evidence != Evidence::Itself;
+    let left = left.filter(|text| is_its && !text.control_socket.is_empty() && text.boot_id == system::boot_id());
     if pool.told(books.confirm(host, death))? {
         pool.record(kind, host.slot, host.incarnation.0.into())?;
     }
@@ -612,7 +618,11 @@ pub(crate) fn bury(pool: &Pool, host: Host, death: &Death, kind: EventKind) -> R
     if swept.freed + swept.orphaned > 0 {
         pool.record(EventKind::Swept, host.slot, u64::from(swept.freed))?;
     }
-    pool.told(books.free_slot(host))
+    let is_free = pool.told(books.free_slot(host))?;
+    if let Some(text) = left.filter(|_| is_free) {
+        control::remove_left(Path::new(&text.control_socket));
+    }
+    Ok(is_free)
 }
 
 fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Result<Option<Host>> {

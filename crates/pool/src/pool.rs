@@ -13,7 +13,7 @@ use crate::superblock::{self, FirstPage, LABEL_BYTES, Superblock};
 use crate::system;
 use crate::words::{
     Contents, Database, DeviceState, DeviceWord, End, Entry, EntryState, EventHead, EventKind, EventPart, Extent,
-    First, Host, HostState, Ident, Number, Owner, Reign, Root, Seal, Segment, Slot, Term,
+    First, Host, HostState, Ident, Number, Owner, Reign, Role, Root, Seal, Segment, Slot, Term,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -94,7 +94,7 @@ impl HostText {
         bytes
     }
 
-    fn of_bytes(bytes: &[u8]) -> HostText {
+    pub(crate) fn of_bytes(bytes: &[u8]) -> HostText {
         let text = String::from_utf8_lossy(bytes);
         let mut lines = text.trim_end_matches('\0').split('\n').map(str::to_owned);
         let mut next = || lines.next().unwrap_or_default();
@@ -585,6 +585,19 @@ impl Pool {
             }
         }
         Ok(hosts)
+    }
+
+    /// What a host is to its database now, in a word: what it joined as may be another.
+    pub fn role_of(&self, view: &HostView) -> Result<&'static str> {
+        if view.ident.database == Database::NONE {
+            return Ok(view.ident.role.text());
+        }
+        let reign = self.told(self.books.reign(view.ident.database))?;
+        Ok(match view.ident.state {
+            _ if reign.is_of(view.host) && view.ident.state.is_live() => Role::Primary.text(),
+            HostState::Attached | HostState::Following | HostState::Promoting => Role::Standby.text(),
+            _ => view.ident.role.text(),
+        })
     }
 
     pub(crate) fn host_view(&self, slot: Slot, ident: Ident) -> Result<HostView> {

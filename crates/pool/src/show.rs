@@ -148,7 +148,7 @@ fn hosts(pool: &Pool) -> Result<Vec<Vec<String>>> {
         rows.push(vec![
             view.host.slot.0.to_string(),
             name_of(&view).to_owned(),
-            view.ident.role.text().to_owned(),
+            pool.role_of(&view)?.to_owned(),
             view.ident.state.text().to_owned(),
             view.host.incarnation.0.to_string(),
             names.get(&view.ident.database).cloned().unwrap_or_default(),

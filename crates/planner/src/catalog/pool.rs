@@ -41,13 +41,14 @@ fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
         }
     }
     for view in pool.hosts()? {
+        let role = pool.role_of(&view)?;
         let text = view.text.unwrap_or_default();
         let extents = owned.get(&view.host.slot.0).copied().unwrap_or(0);
         let is_live = view.ident.state.is_live();
         rows.push([
             ("slot", i64::from(view.host.slot.0).into()),
             ("name", text.name.into()),
-            ("role", view.ident.role.text().into()),
+            ("role", role.into()),
             ("state", view.ident.state.text().into()),
             ("life", i64::from(view.host.incarnation.0).into()),
             ("database", names.get(&view.ident.database.0).cloned().into()),
