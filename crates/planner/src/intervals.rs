@@ -1,5 +1,5 @@
 //! Intervals that are ordered, grouped and matched by their length, as PostgreSQL does: a month is 30 days and a day 24 hours. And
-//! numbers that each have a scale, which are equal whatever it is.
+//! numbers that each have a scale, which are equal whatever it is. And positions in the log, which are held as their texts and ordered by what these say.
 //!
 //! Arrow compares intervals by their months, then days, then nanoseconds. Operators between two intervals compare lengths from
 //! the start ([`crate::operators`]); this rule sees to all that compares without an operator. What is to come out as an interval
@@ -65,6 +65,8 @@ enum Keyed {
     Interval,
     /// Numbers that each have a scale.
     Numeric,
+    /// `pg_lsn`.
+    Position,
 }
 
 impl Keyed {
@@ -77,7 +79,12 @@ impl Keyed {
     }
 
     fn of(expr: &Expr, schema: &DFSchema) -> Option<Keyed> {
-        Keyed::of_type(&expr.get_type(schema).ok()?)
+        let data_type = expr.get_type(schema).ok()?;
+        if matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View) {
+            let (_, field) = expr.to_field(schema).ok()?;
+            return (crate::types::marked_oid(&field) == Some(crate::operators::LSN)).then_some(Keyed::Position);
+        }
+        Keyed::of_type(&data_type)
     }
 
     /// What is the same for equal values.
@@ -85,6 +92,7 @@ impl Keyed {
         match self {
             Keyed::Interval => arithmetic::call(Kind::IntervalLength, vec![value]),
             Keyed::Numeric => numerics::call(numerics::Kind::Key, vec![value]),
+            Keyed::Position => of_catalog("pg_lsn_key", value),
         }
     }
 
@@ -94,6 +102,7 @@ impl Keyed {
             Keyed::Interval => arithmetic::call(Kind::IntervalKey, vec![value]),
             // Their bytes are in their order already.
             Keyed::Numeric => value,
+            Keyed::Position => of_catalog("pg_lsn_key", value),
         }
     }
 
@@ -101,6 +110,7 @@ impl Keyed {
         match self {
             Keyed::Interval => arithmetic::call(Kind::IntervalOfKey, vec![key]),
             Keyed::Numeric => key,
+            Keyed::Position => of_catalog("pg_lsn_of_key", key),
         }
     }
 
@@ -108,7 +118,15 @@ impl Keyed {
         match self {
             Keyed::Interval => ScalarValue::IntervalMonthDayNano(None),
             Keyed::Numeric => ScalarValue::FixedSizeBinary(tidepool_table::NUMERIC_WIDTH, None),
+            Keyed::Position => ScalarValue::Utf8View(None),
         }
+    }
+}
+
+fn of_catalog(name: &str, value: Expr) -> Expr {
+    match crate::catalog::function(name) {
+        Some(function) => function.call(vec![value]),
+        None => value,
     }
 }
 
@@ -185,6 +203,8 @@ fn expression(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         Expr::ScalarFunction(mut function)
             if matches!(function.func.name(), "nullif" | "greatest" | "least")
                 && let Some(by) = function.args.first().and_then(keyed)
+                // Equal positions are equal texts.
+                && !(by == Keyed::Position && function.func.name() == "nullif")
                 && function.args.iter().all(|arg| keyed(arg) == Some(by)) =>
         {
             let args = std::mem::take(&mut function.args);
@@ -349,9 +369,11 @@ fn grouped(aggregate: Aggregate) -> Result<Transformed<LogicalPlan>> {
             }
         }
         let output = match (function.func.name(), params.args.as_mut_slice()) {
-            ("min" | "max", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
-                *argument = Keyed::Interval.key(std::mem::take(argument));
-                Output::OfKey(functions.place(expr), Keyed::Interval)
+            ("min" | "max", [argument])
+                if let Some(by @ (Keyed::Interval | Keyed::Position)) = Keyed::of(argument, schema) =>
+            {
+                *argument = by.key(std::mem::take(argument));
+                Output::OfKey(functions.place(expr), by)
             }
             ("avg", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
                 let of = |func| Expr::AggregateFunction(AggregateFunction { func, params: params.clone() });
@@ -400,9 +422,11 @@ fn numbered(window: Window) -> Result<Transformed<LogicalPlan>> {
             found = true;
         }
         let output = match (function.fun.name(), params.args.as_mut_slice()) {
-            ("min" | "max", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
-                *argument = Keyed::Interval.key(std::mem::take(argument));
-                Output::OfKey(functions.place(expr), Keyed::Interval)
+            ("min" | "max", [argument])
+                if let Some(by @ (Keyed::Interval | Keyed::Position)) = Keyed::of(argument, schema) =>
+            {
+                *argument = by.key(std::mem::take(argument));
+                Output::OfKey(functions.place(expr), by)
             }
             ("avg", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
                 let of = |func| {

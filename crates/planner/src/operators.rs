@@ -236,9 +236,10 @@ fn is_text(data_type: &DataType) -> bool {
 }
 
 /// PostgreSQL's oid of `pg_lsn`.
-const LSN: u32 = 3220;
+pub const LSN: u32 = 3220;
 
-/// Operators beside positions in the log, which are held as their texts: these are in no order.
+/// Operators beside positions in the log, which are held as their texts: these are in no order. What compares without an operator, [`crate::intervals`]
+/// sees to.
 fn of_positions(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
     let is_lsn = |side: &Expr| match side {
         Expr::Column(_) | Expr::ScalarFunction(_) | Expr::Alias(_) | Expr::AggregateFunction(_) | Expr::Case(_) => {

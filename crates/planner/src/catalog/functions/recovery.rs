@@ -1,7 +1,7 @@
 //! What PostgreSQL's clients ask of roles: whether this is a standby, how far the log has come, and its promotion. And `pg_lsn`,
 //! which is held as its text.
 
-use super::Type::{Any, Numeric, Text};
+use super::Type::{Any, Int8, Numeric, Text};
 use super::{Call, Function, sql_error};
 use crate::catalog::value::Value;
 use crate::errors::carry;
@@ -141,6 +141,13 @@ pub fn functions() -> Vec<Function> {
         Function::new("pg_lsn", &[&[Numeric]], "pg_lsn", |_, args| moved(&"0/0".into(), &args[0], 1)),
         Function::new("pg_lsn_cmp", &[&[Text, Text]], "int4", |_, args| {
             Ok((lsn(&args[0])?.cmp(&lsn(&args[1])?) as i32).into())
+        }),
+        // A number that is in the positions' order.
+        Function::new("pg_lsn_key", &[&[Text]], "int8", |_, args| {
+            Ok(Value::Int(lsn(&args[0])?.0.cast_signed() ^ i64::MIN))
+        }),
+        Function::new("pg_lsn_of_key", &[&[Int8]], "pg_lsn", |_, args| {
+            Ok(Lsn((args[0].as_int() ^ i64::MIN).cast_unsigned()).to_string().into())
         }),
         Function::new("pg_lsn_larger", &[&[Text, Text]], "pg_lsn", |_, args| {
             Ok(lsn(&args[0])?.max(lsn(&args[1])?).to_string().into())
