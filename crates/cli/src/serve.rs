@@ -52,7 +52,8 @@ pub struct ServeArgs {
 
 pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let descriptors_max = raise_descriptor_limit();
-    let mut builder = DatabaseArgs { role: args.role, ..args.database }.builder()?;
+    let database_args = DatabaseArgs { role: args.role, ..args.database };
+    let mut builder = database_args.builder()?;
     if let Some(listen) = args.listen {
         builder = builder.listen(listen);
     }
@@ -81,6 +82,13 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
         .await
         .map_err(|error| Error::internal(format!("opening the database failed: {error}")))??;
     end_when_fenced(&database);
+    let of_reload = Arc::downgrade(&database);
+    database.set_reload(move || {
+        let config = database_args.builder()?.build()?;
+        let (Some(database), Some(pool)) = (of_reload.upgrade(), config.pool) else { return Ok(()) };
+        database.set_synchronous_standby_names(&pool.synchronous_standby_names())
+    });
+    reload_on_signal(&database)?;
     let options = ServiceOptions {
         connections_max: settings.connections_max,
         superuser_reserved: settings.superuser_reserved_connections,
@@ -171,6 +179,20 @@ pub async fn close(database: Arc<Database>) -> Result<()> {
     tokio::task::spawn_blocking(move || database.close())
         .await
         .map_err(|error| Error::internal(format!("closing the database failed: {error}")))?
+}
+
+/// SIGHUP has the configuration read again.
+fn reload_on_signal(database: &Arc<Database>) -> Result<()> {
+    let mut hangups = signal(SignalKind::hangup()).map_err(|error| Error::io("listen for signals", &error))?;
+    let of_task = Arc::downgrade(database);
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            let Some(database) = of_task.upgrade() else { return };
+            tracing::info!("asked to read the configuration again");
+            let _ = tokio::task::spawn_blocking(move || database.reload_configuration()).await;
+        }
+    });
+    Ok(())
 }
 
 /// The first SIGTERM or SIGINT stops gracefully, the second at once.

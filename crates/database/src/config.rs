@@ -80,6 +80,8 @@
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
+//! # fence_command = "…"            # makes sure that a silent primary on another machine is dead, once it was taken over from
+//! synchronous_standby_names = ""   # standbys that commits at remote_apply wait for, as PostgreSQL reads it
 //!
 //! [settings]
 //! temp_tablespaces = "near, far"
@@ -91,9 +93,11 @@
 pub use crate::process_memory::memory_total_bytes;
 
 use crate::process_memory::{client_bytes_default, tablespace_defaults};
+use crate::roles::StandbyNames;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::{Location, Profile, Stripe};
@@ -174,9 +178,18 @@ pub struct PoolSettings {
     /// How often a manifest is written to the pool, at most.
     pub tier1_interval: Duration,
     pub on_fenced: OnFenced,
+    /// Makes sure that a host which was taken over from is dead, where this kernel cannot.
+    pub fence_command: Option<String>,
+    /// Standbys that commits wait for which want to be shown there.
+    pub synchronous_standby_names: Option<Arc<StandbyNames>>,
 }
 
 impl PoolSettings {
+    /// As it was written.
+    pub fn synchronous_standby_names(&self) -> String {
+        self.synchronous_standby_names.as_ref().map_or_else(String::new, |names| names.to_string())
+    }
+
     /// What a configuration that names a pool's first device, and nothing else, says.
     pub fn new(location: Location) -> PoolSettings {
         PoolSettings {
@@ -189,6 +202,8 @@ impl PoolSettings {
             host_timeout: HOST_TIMEOUT_DEFAULT,
             tier1_interval: TIER1_INTERVAL_DEFAULT,
             on_fenced: OnFenced::Exit,
+            fence_command: None,
+            synchronous_standby_names: None,
         }
     }
 }
@@ -567,6 +582,8 @@ struct PoolSpec {
     host_timeout: Option<Duration>,
     tier1_interval: Option<Duration>,
     on_fenced: Option<OnFenced>,
+    fence_command: Option<String>,
+    synchronous_standby_names: Option<String>,
 }
 
 impl PoolSpec {
@@ -596,6 +613,8 @@ impl PoolSpec {
             host_timeout,
             tier1_interval: self.tier1_interval.unwrap_or(TIER1_INTERVAL_DEFAULT),
             on_fenced: self.on_fenced.unwrap_or_default(),
+            fence_command: self.fence_command,
+            synchronous_standby_names: StandbyNames::parse(&self.synchronous_standby_names.unwrap_or_default())?,
             ..defaults
         }))
     }
@@ -730,7 +749,21 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
-        let FilePool { location, name, database, guard, role, host_timeout, tier1_interval, on_fenced } = file.pool;
+        let FilePool {
+            location,
+            name,
+            database,
+            guard,
+            role,
+            host_timeout,
+            tier1_interval,
+            on_fenced,
+            fence_command,
+            synchronous_standby_names,
+        } = file.pool;
+        self.pool.fence_command = fence_command.or(self.pool.fence_command);
+        let names = &mut self.pool.synchronous_standby_names;
+        *names = synchronous_standby_names.or(names.take());
         if let Some(text) = tier1_interval {
             self.pool.tier1_interval = Some(duration(&text).map_err(context("pool.tier1_interval"))?);
         }
@@ -829,6 +862,8 @@ impl ConfigBuilder {
                 "POOL_ROLE" => self.pool.role = Some(value.parse().map_err(wrong)?),
                 "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
                 "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
+                "POOL_FENCE_COMMAND" => self.pool.fence_command = Some(value),
+                "SYNCHRONOUS_STANDBY_NAMES" => self.pool.synchronous_standby_names = Some(value),
                 "POOL_ON_FENCED" => self.pool.on_fenced = Some(value.parse().map_err(wrong)?),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 "ANALYTICS" => self.workload.analytics.merge(ClassConfig::parse(&value).map_err(wrong)?),
@@ -1201,6 +1236,8 @@ struct FilePool {
     host_timeout: Option<String>,
     tier1_interval: Option<String>,
     on_fenced: Option<String>,
+    fence_command: Option<String>,
+    synchronous_standby_names: Option<String>,
 }
 
 #[derive(Default, Deserialize)]

@@ -11,6 +11,7 @@ use crate::durability::redo::Redo;
 use crate::durability::small::MainPlaces;
 use crate::durability::space_configs::SpaceConfigs;
 use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder};
+use crate::durability::transaction_ids::TransactionIds;
 use crate::encode_pool::EncodePool;
 use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
@@ -85,6 +86,12 @@ pub struct Database {
     pub(crate) procedures: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) ids: Arc<Ids>,
     next_transaction_id: AtomicU64,
+    /// What clients that asked for it know transactions by.
+    pub(crate) transaction_ids: TransactionIds,
+    /// Reads the configuration again, as far as it may change.
+    reload: OnceLock<Box<dyn Fn() -> Result<()> + Send + Sync>>,
+    /// How often the data folder was opened to be written to, with this time.
+    starts: u32,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
     encode_pool: EncodePool,
@@ -236,6 +243,9 @@ impl Database {
             transactions,
             ids: storage.as_ref().map_or_else(|| Arc::new(Ids::of(&manifest)), |storage| Arc::clone(storage.ids())),
             next_transaction_id: AtomicU64::new(1),
+            transaction_ids: TransactionIds::restore(&manifest.transaction_ids),
+            reload: OnceLock::new(),
+            starts: manifest.starts + 1,
             altered: Mutex::new(configs.altered),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
@@ -250,6 +260,10 @@ impl Database {
         });
         if let Some(log) = log {
             database.start_log(manifest, log)?;
+        }
+        if follows.is_none() {
+            // The manifest that says so is on its device.
+            database.transaction_ids.begin(database.starts);
         }
         // Once everything that was left there is in its place.
         for space in database.spaces.list() {
@@ -277,6 +291,19 @@ impl Database {
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How the configuration is read again: once, by who read it.
+    pub fn set_reload(&self, reload: impl Fn() -> Result<()> + Send + Sync + 'static) {
+        let _ = self.reload.set(Box::new(reload));
+    }
+
+    /// Reads the configuration again. Where it is wrong, all stays as it is, and the log says so.
+    pub fn reload_configuration(&self) {
+        match self.reload.get().map(|reload| reload()) {
+            None | Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!("the configuration contains errors; nothing was changed: {error}"),
+        }
     }
 
     /// What this process is in the pool that its tablespaces at `pool:` lease from.
@@ -419,6 +446,7 @@ impl Database {
         let log = self.storage.as_ref().and_then(Storage::log_home);
         Manifest {
             commit_ts,
+            starts: if self.storage.is_some() { self.starts } else { 0 },
             identity: log.as_ref().map(|home| home.identity.to_string()),
             log: log.map(|home| home.saved),
             tablespaces: created

@@ -45,10 +45,14 @@ pub use durability::check::{Checked, check_folder, reset_sequences, restore};
 pub use durability::reset_log::reset_log;
 pub use durability::small::MainPlaces;
 pub use durability::storage::Copied;
+pub use durability::transaction_ids::{CurrentTransaction, TransactionFate};
 pub use lsn::Lsn;
 pub use patience::Patience;
 pub use pool_host::PoolHost;
-pub use roles::{FollowProgress, HostRole, ReplayPause, RoleWatch, Standby, Switchover, Upstream};
+pub use roles::{
+    FollowProgress, HostRole, ReplayPause, RoleWatch, Standby, StandbyNames, StandbyWait, Switchover, SyncState,
+    Upstream,
+};
 pub use tidepool_log::LogPosition;
 pub use tidepool_txn::Isolation;
 pub use upkeep::advice;
@@ -63,7 +67,7 @@ pub use write::partition::{
 };
 pub use write::references::{NewForeignKey, Referring, RowRules};
 pub use write::rows::{Changed, LockWait, Locked};
-pub use write::transaction::{Savepoint, Transaction};
+pub use write::transaction::{CommitWait, Savepoint, Transaction};
 pub use write::writer::{ChecksOf, RowChecks, TableWriter, rounded};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_database::{DatabaseVersion, Footing};
+use tidepool_database::{CurrentTransaction, DatabaseVersion, Footing};
 
 /// The one database's name.
 pub const DATABASE: &str = "tidepool";
@@ -34,6 +34,8 @@ pub struct SessionFacts {
     pub session_id: u32,
     pub settings: Arc<Settings>,
     pub sequences: Arc<Mutex<SessionSequences>>,
+    /// Of the session's transaction.
+    pub current: Arc<CurrentTransaction>,
     /// The snapshot this statement reads.
     pub version: Arc<DatabaseVersion>,
     pub transaction_start: DateTime<Utc>,
@@ -75,6 +77,7 @@ impl SessionFacts {
             session_id: self.session_id,
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
+            current: self.current.clone(),
             version,
             transaction_start: self.transaction_start,
             statement_start: self.statement_start,

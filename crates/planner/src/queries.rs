@@ -265,7 +265,7 @@ pub struct RunningQuery {
     registry: Arc<QueryRegistry>,
     pub info: Arc<QueryInfo>,
     failed: bool,
-    at_end: Option<Box<dyn FnOnce() + Send>>,
+    at_end: Option<Box<dyn FnOnce(bool) + Send>>,
     /// In its workload class, if it takes one; given back when the statement ends, or earlier.
     pub place: Option<Arc<Place>>,
     /// A statement that is planned anew goes on under another entry.
@@ -283,8 +283,8 @@ impl RunningQuery {
         self.is_forgotten = true;
     }
 
-    /// What is to be done when the statement has ended, however it did.
-    pub fn at_end(&mut self, action: impl FnOnce() + Send + 'static) {
+    /// What is to be done when the statement has ended, and is told whether it succeeded.
+    pub fn at_end(&mut self, action: impl FnOnce(bool) + Send + 'static) {
         self.at_end = Some(Box::new(action));
     }
 }
@@ -293,7 +293,7 @@ impl Drop for RunningQuery {
     fn drop(&mut self) {
         self.info.finish(self.failed, &self.registry.log);
         if let Some(action) = self.at_end.take() {
-            action();
+            action(!self.failed);
         }
         let mut queries = self.registry.queries.lock();
         queries.running.remove(&self.info.id.0);

@@ -33,6 +33,7 @@ mod roles;
 mod savepoint;
 mod sequences;
 mod settings;
+mod standbys;
 mod tables;
 mod transaction;
 mod upkeep;
@@ -70,7 +71,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::{Catalog, DatabaseVersion, Footing};
+use tidepool_database::{Catalog, CurrentTransaction, DatabaseVersion, Footing};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tokio::sync::Notify;
 use transaction::Block;
@@ -98,6 +99,8 @@ pub(crate) struct SessionRow {
     pub transaction_status: TransactionStatus,
     /// Its statement waits for another transaction.
     pub waits_for_lock: bool,
+    /// Its commit waits for standbys.
+    pub waits_for_standbys: bool,
 }
 
 #[derive(Clone)]
@@ -123,6 +126,7 @@ pub struct SessionShared {
     /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
     requested_settings: Mutex<Vec<(String, String, bool)>>,
     heaps: Arc<SessionHeaps>,
+    waits_for_standbys: AtomicBool,
     /// To leave, by `pg_terminate_backend`.
     terminated: AtomicBool,
     terminating: Notify,
@@ -196,6 +200,7 @@ impl SessionShared {
             application_name,
             start: self.start,
             transaction_status,
+            waits_for_standbys: self.waits_for_standbys.load(Ordering::Relaxed),
             waits_for_lock: self.interrupt().upgrade().is_some_and(|interrupt| interrupt.waits_for_lock()),
         }
     }
@@ -213,6 +218,8 @@ pub struct Session {
     /// Those of the protocol. Its statements are held, and accounted, where the protocol is spoken.
     by_protocol: HashMap<String, Weak<PreparedStatement>>,
     sequences: Arc<Mutex<SessionSequences>>,
+    /// What the client knows the transaction by that it is in, or the statement, if it asks for that.
+    current: Arc<CurrentTransaction>,
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
     notices: Vec<Notice>,
@@ -264,6 +271,7 @@ fn facts_of(
     shared: &SessionShared,
     settings: &Arc<Settings>,
     sequences: &Arc<Mutex<SessionSequences>>,
+    current: &Arc<CurrentTransaction>,
     version: Arc<DatabaseVersion>,
     footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
@@ -280,6 +288,7 @@ fn facts_of(
         session_id: shared.id,
         settings: settings.clone(),
         sequences: sequences.clone(),
+        current: current.clone(),
         version,
         transaction_start,
         statement_start,
@@ -310,6 +319,7 @@ impl Session {
             visible: Mutex::new((None, TransactionStatus::Idle)),
             requested_settings: Mutex::default(),
             heaps: Arc::default(),
+            waits_for_standbys: AtomicBool::new(false),
             terminated: AtomicBool::new(false),
             terminating: Notify::new(),
         });
@@ -322,6 +332,7 @@ impl Session {
             prepared: HashMap::new(),
             by_protocol: HashMap::new(),
             sequences: Arc::default(),
+            current: Arc::default(),
             cursors: HashMap::new(),
             next_cursor: 0,
             notices: Vec::new(),
@@ -484,8 +495,9 @@ impl Session {
 
     fn facts_over(&self, version: Arc<DatabaseVersion>, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
         let transaction_start = self.block.as_ref().map_or(statement_start, |block| block.start);
-        let Session { planner, shared, settings, sequences, footing, .. } = self;
-        facts_of(planner, shared, settings, sequences, version, footing.clone(), transaction_start, statement_start)
+        let Session { planner, shared, settings, sequences, current, footing, .. } = self;
+        let footing = footing.clone();
+        facts_of(planner, shared, settings, sequences, current, version, footing, transaction_start, statement_start)
     }
 
     /// Of what begins now, and is what a cancel ends.
@@ -508,7 +520,11 @@ impl Session {
         if self.block.is_none() {
             // The statement is a transaction of its own.
             let (advisory, session) = (self.planner.advisory.clone(), self.shared.id);
-            query.at_end(move || advisory.end_transaction(session));
+            let (planner, current) = (self.planner.clone(), self.current.clone());
+            query.at_end(move |succeeded| {
+                advisory.end_transaction(session);
+                current.end_reading(planner.database(), succeeded);
+            });
         }
         Running { facts: self.facts(Utc::now()), interrupt, query }
     }

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::Database;
 use tidepool_database::text::{TextSettings, Zone};
+use tidepool_database::{CommitWait, Database};
 
 /// PostgreSQL's release whose behaviour and catalogue this follows.
 pub const POSTGRES_VERSION: &str = "15.0";
@@ -33,6 +33,8 @@ enum Kind {
     ReadOnly,
     /// What it is until the server starts anew.
     OfServer,
+    /// What the configuration said when it was read last.
+    OfFile,
     /// Set by statements of its own, or to what it is.
     Fixed,
     Boolean,
@@ -69,6 +71,9 @@ pub enum PlanSharing {
     Repeated,
     Always,
 }
+
+/// Each host's, and known to its database.
+const NAMES: &str = "synchronous_standby_names";
 
 struct Definition {
     name: &'static str,
@@ -174,8 +179,9 @@ static DEFINITIONS: &[Definition] = &[
         "synchronous_commit",
         Kind::OneOf(&["on", "off", "local", "remote_write", "remote_apply"]),
         "on",
-        "Whether a commit returns only when the log has it on its device.",
+        "What a commit waits for: that the log has it on its device, or that standbys show it.",
     ),
+    define(NAMES, Kind::OfFile, "", "The standbys that commits wait for at remote_apply."),
     define("temp_tablespaces", Kind::Tablespaces, "", "Where the query heap lives, in overflow order."),
     define(
         "tidepool.direct",
@@ -265,7 +271,7 @@ struct Read {
     idle_session_timeout: Option<Duration>,
     idle_in_transaction_session_timeout: Option<Duration>,
     text: Arc<TextSettings>,
-    commits_synchronously: bool,
+    commit_wait: CommitWait,
     is_direct: bool,
     workload_class: Option<Class>,
     default_read_only: bool,
@@ -340,7 +346,12 @@ impl Settings {
                     time_zone: self.time_zone().to_owned(),
                     extra_float_digits: self.value("extra_float_digits").parse().unwrap_or(1),
                 }),
-                commits_synchronously: self.value("synchronous_commit") != "off",
+                commit_wait: match self.value("synchronous_commit") {
+                    "off" => CommitWait::None,
+                    "remote_apply" => CommitWait::Applied,
+                    // The log is in the pool, so what is durable has been received by all standbys.
+                    _ => CommitWait::Durable,
+                },
                 is_direct: self.is_on("tidepool.direct"),
                 workload_class: Class::of_name(self.value("tidepool.workload_class")),
                 default_read_only: self.is_on("default_transaction_read_only"),
@@ -392,10 +403,21 @@ impl Settings {
         set.or_else(|| accepted::find(name).map(|definition| definition.default.to_owned()))
     }
 
-    pub fn list(&self) -> Vec<SettingRow> {
+    /// As `get`, of what the database knows better than a session.
+    pub fn shown(&self, name: &str, database: &Database) -> Option<String> {
+        match name.eq_ignore_ascii_case(NAMES) {
+            true => Some(database.synchronous_standby_names()),
+            false => self.get(name),
+        }
+    }
+
+    pub fn list(&self, database: &Database) -> Vec<SettingRow> {
         let row = |(index, definition): (usize, &Definition)| SettingRow {
             name: definition.name,
-            value: self.at(index).to_owned(),
+            value: match definition.name {
+                NAMES => database.synchronous_standby_names(),
+                _ => self.at(index).to_owned(),
+            },
             description: definition.description,
         };
         let accepted = accepted::DEFINITIONS.iter().map(|definition| SettingRow {
@@ -461,6 +483,7 @@ impl Settings {
                 Err(read_only(DEFINITIONS[index].name))
             }
             Some(index) if matches!(DEFINITIONS[index].kind, Kind::OfServer) => Err(of_server(DEFINITIONS[index].name)),
+            Some(index) if matches!(DEFINITIONS[index].kind, Kind::OfFile) => Err(of_file(DEFINITIONS[index].name)),
             Some(index) => {
                 self.put(index, self.defaults[index].clone());
                 Ok(())
@@ -533,8 +556,8 @@ impl Settings {
         }
     }
 
-    pub fn commits_synchronously(&self) -> bool {
-        self.read().commits_synchronously
+    pub fn commit_wait(&self) -> CommitWait {
+        self.read().commit_wait
     }
 
     /// Whether statements may go to rows without a plan.
@@ -673,6 +696,12 @@ fn read_only(name: &str) -> Error {
     Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, format!("parameter \"{name}\" cannot be changed"))
 }
 
+fn of_file(name: &str) -> Error {
+    let message = format!("parameter \"{name}\" cannot be changed now");
+    Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, message)
+        .with_hint("Change it in the configuration file, and have that read: SELECT pg_reload_conf().")
+}
+
 fn of_server(name: &str) -> Error {
     let message = format!("parameter \"{name}\" cannot be changed without restarting the server");
     Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, message)
@@ -694,6 +723,7 @@ fn check(definition: &Definition, values: &[String], database: &Database) -> Res
         Kind::Fixed if joined.eq_ignore_ascii_case(definition.default) && !joined.is_empty() => Ok(joined),
         Kind::ReadOnly | Kind::Fixed => Err(read_only(name)),
         Kind::OfServer => Err(of_server(name)),
+        Kind::OfFile => Err(of_file(name)),
         Kind::Boolean => match one()?.to_ascii_lowercase().as_str() {
             "on" | "true" | "yes" | "1" | "t" | "y" => Ok("on".to_owned()),
             "off" | "false" | "no" | "0" | "f" | "n" => Ok("off".to_owned()),

@@ -13,19 +13,19 @@ fn folder() -> tempfile::TempDir {
 }
 
 /// A pool, in which servers of one database are started.
-struct Cluster {
-    folder: tempfile::TempDir,
+pub(crate) struct Cluster {
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Cluster {
-    fn new() -> Cluster {
+    pub(crate) fn new() -> Cluster {
         let folder = folder();
         let output = tidepool().args(["pool", "create", &pool(folder.path()), "--size", "300MB"]).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         Cluster { folder }
     }
 
-    fn start(&self, name: &str, role: &str, more: &[&str]) -> Serving {
+    pub(crate) fn start(&self, name: &str, role: &str, more: &[&str]) -> Serving {
         let mut command = tidepool();
         command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(self.folder.path())]);
         command.args(["--name", name, "--role", role]);
@@ -34,11 +34,11 @@ impl Cluster {
     }
 }
 
-fn pool(folder: &Path) -> String {
+pub(crate) fn pool(folder: &Path) -> String {
     format!("file:{}", folder.join("pool").display())
 }
 
-async fn connect(url: &str) -> Client {
+pub(crate) async fn connect(url: &str) -> Client {
     try_connect(url).await.unwrap()
 }
 
@@ -48,7 +48,7 @@ async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
-async fn one(client: &Client, sql: &str) -> String {
+pub(crate) async fn one(client: &Client, sql: &str) -> String {
     let rows = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     let row = rows.iter().find_map(|message| match message {
         tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("null").to_owned()),
@@ -58,7 +58,7 @@ async fn one(client: &Client, sql: &str) -> String {
 }
 
 /// Until a query answers this.
-async fn until(client: &Client, sql: &str, wanted: &str) {
+pub(crate) async fn until(client: &Client, sql: &str, wanted: &str) {
     let start = Instant::now();
     loop {
         let answer = one(client, sql).await;
@@ -71,7 +71,7 @@ async fn until(client: &Client, sql: &str, wanted: &str) {
 }
 
 /// All threads of a process have stopped: the signal takes a moment.
-fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
     // The state comes behind the name, which is in brackets.
@@ -225,4 +225,99 @@ async fn servers_that_are_stopped_leave_the_pool() {
     assert!(reader.simple_query("SELECT 1").await.is_err());
     let destroyed = tidepool().args(["pool", "destroy", &pool(cluster.folder.path())]).output().unwrap();
     assert!(destroyed.status.success(), "{}", text(&destroyed.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sequences_that_were_restarted_go_on_from_there_at_the_next_primary() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE SEQUENCE a; CREATE SEQUENCE b; ALTER SEQUENCE b RESTART WITH 70").await.unwrap();
+    let second = cluster.start("h2", "standby", &[]);
+    writer.batch_execute("ALTER SEQUENCE a RESTART WITH 500; ALTER SEQUENCE b INCREMENT 2").await.unwrap();
+    let reader = connect(&second.url).await;
+    until(&reader, "SELECT last_value FROM a", "500").await;
+    first.signal(libc::SIGKILL);
+    until(&reader, "SHOW in_hot_standby", "off").await;
+    assert_eq!(one(&reader, "SELECT nextval('a')").await, "500");
+    assert_eq!(one(&reader, "SELECT nextval('b')").await, "70");
+    // And with nobody there.
+    second.signal(libc::SIGKILL);
+    second.wait();
+    let third = cluster.start("h3", "primary", &[]);
+    let client = connect(&third.url).await;
+    let next: i64 = one(&client, "SELECT nextval('a')").await.parse().unwrap();
+    assert!((501..600).contains(&next), "{next}");
+}
+
+/// A primary that is taken over from begins anew as a standby, and takes over again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_primary_comes_back_as_a_standby_by_itself() {
+    let cluster = Cluster::new();
+    let config = cluster.folder.path().join("tidepool.toml");
+    std::fs::write(&config, "[pool]\non_fenced = \"rejoin\"\n").unwrap();
+    let rejoins = ["--config", config.to_str().unwrap()];
+    let first = cluster.start("h1", "primary", &rejoins);
+    let second = cluster.start("h2", "standby", &rejoins);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    let mut urls = [first.url.clone(), second.url.clone()];
+    let streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+    until(&writer, streaming, "1").await;
+    let pids = [first.pid(), second.pid()];
+    for round in 0..4 {
+        let to = if round % 2 == 0 { "h2" } else { "h1" };
+        let done = tidepool().args(["switchover", &urls[0], "--to", to]).output().unwrap();
+        assert!(done.status.success() && text(&done.stdout) == format!("{to} is primary\n"), "{}", text(&done.stderr));
+        urls.swap(0, 1);
+        let client = connect(&urls[0]).await;
+        until(&client, "SELECT pg_is_in_recovery()", "f").await;
+        client.batch_execute(&format!("INSERT INTO t VALUES ({})", round + 2)).await.unwrap();
+        // The other is there again, the same process, and follows.
+        until(&client, streaming, "1").await;
+        let roles = "SELECT string_agg(name || ' ' || role, ', ' ORDER BY name) FROM tidepool.hosts";
+        let wanted = if to == "h2" { "h1 standby, h2 primary" } else { "h1 primary, h2 standby" };
+        until(&client, roles, wanted).await;
+        let processes = "SELECT string_agg(process::text, ',' ORDER BY name) FROM tidepool.hosts";
+        assert_eq!(one(&client, processes).await, format!("{},{}", pids[0], pids[1]));
+        assert_eq!(one(&client, "SELECT count(*) FROM t").await, (round + 2).to_string());
+    }
+    for server in [first, second] {
+        server.signal(libc::SIGTERM);
+        let (_, log) = server.wait();
+        // A hand-over is nothing that went wrong.
+        assert!(!log.contains("ERROR"), "{log}");
+    }
+}
+
+/// Nothing is left beside the pool of hosts that were killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sockets_of_hosts_that_were_killed_go_with_them() {
+    let cluster = Cluster::new();
+    let sockets = || {
+        let entries = std::fs::read_dir(cluster.folder.path()).unwrap().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.retain(|name| name.contains("control"));
+        names.sort();
+        names
+    };
+    let first = cluster.start("h1", "primary", &[]);
+    let second = cluster.start("h2", "standby", &[]);
+    assert_eq!(sockets(), ["pool.h1.control", "pool.h2.control"]);
+    first.signal(libc::SIGKILL);
+    first.wait();
+    let reader = connect(&second.url).await;
+    until(&reader, "SHOW in_hot_standby", "off").await;
+    until(&reader, "SELECT count(*) FROM tidepool.hosts", "1").await;
+    assert_eq!(sockets(), ["pool.h2.control"]);
+    second.signal(libc::SIGKILL);
+    second.wait();
+    // Whoever comes next buries whoever is there, also by a name that it has itself.
+    let third = cluster.start("h2", "primary", &[]);
+    assert_eq!(sockets(), ["pool.h2.control"]);
+    let fourth = cluster.start("h4", "standby", &[]);
+    let reader = connect(&fourth.url).await;
+    until(&reader, "SELECT pg_is_in_recovery()", "t").await;
+    assert_eq!(sockets(), ["pool.h2.control", "pool.h4.control"]);
+    drop(third);
 }

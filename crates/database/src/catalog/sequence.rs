@@ -115,6 +115,8 @@ struct State {
 pub struct Sequence {
     pub def: SequenceDef,
     state: Arc<Mutex<State>>,
+    /// Where `RESTART` had it begin.
+    restart: Option<i64>,
 }
 
 /// What `SELECT * FROM sequence` shows.
@@ -135,12 +137,23 @@ impl Sequence {
     pub(crate) fn at(def: SequenceDef, now: Position) -> Sequence {
         let increment = def.increment;
         let state = State { now, written: now, left: 0, increment, ahead: AHEAD, written_at: None };
-        Sequence { def, state: Arc::new(Mutex::new(state)) }
+        Sequence { def, state: Arc::new(Mutex::new(state)), restart: None }
+    }
+
+    /// One that stands at a value that nobody was given.
+    pub(crate) fn restarted(def: SequenceDef, value: i64) -> Sequence {
+        let at = Sequence::at(def, Position { last: value, called: false });
+        Sequence { restart: Some(value), ..at }
+    }
+
+    /// Where `RESTART` had it begin, under the position id that it has: for who does not know that one.
+    pub(crate) fn restart(&self) -> Option<i64> {
+        self.restart
     }
 
     /// The same sequence, standing where it stands, under another definition.
     pub(crate) fn with_def(&self, def: SequenceDef) -> Sequence {
-        Sequence { def, state: self.state.clone() }
+        Sequence { def, state: self.state.clone(), restart: self.restart }
     }
 
     pub fn position(&self) -> SequencePosition {

@@ -2,7 +2,6 @@
 
 use crate::catalog::relation::{RelationName, SchemaDef, ViewDef};
 use crate::catalog::roles::AccessObject;
-use crate::catalog::sequence::Position;
 use crate::write::transaction::{check_name, exists};
 use crate::{Sequence, SequenceDef, Transaction};
 use std::sync::Arc;
@@ -179,7 +178,7 @@ impl Transaction {
             let altered = match restart {
                 Some(value) => {
                     def.position_id = self.database.next_table_id().0;
-                    Sequence::at(def, Position { last: value, called: false })
+                    Sequence::restarted(def, value)
                 }
                 None => before.with_def(def),
             };

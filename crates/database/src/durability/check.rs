@@ -147,7 +147,7 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
                         Entry::Store(id) => store = Some(id),
                         Entry::Load { group, rows, .. } => loads.add(store, group, rows),
                         Entry::Catalog(change) => loads.learn(&change),
-                        Entry::Put(..) | Entry::Patch(..) | Entry::Delete(_) => {}
+                        Entry::Put(..) | Entry::Patch(..) | Entry::Delete(_) | Entry::Id(_) => {}
                     }
                 }
             }

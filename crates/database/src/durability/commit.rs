@@ -7,6 +7,7 @@ use crate::durability::recovery::Recovered;
 use crate::durability::redo::{CatalogChange, Logged, Redo, point};
 use crate::durability::small::MainPlaces;
 use crate::durability::storage::{Manifest, Storage, Writes};
+use crate::durability::transaction_ids::TransactionIds;
 use crate::{Database, DatabaseState, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) struct Committing<'t> {
     pub worker: &'t mut Worker,
     pub writes: &'t mut WriteSet,
     pub redo: Option<&'t mut Redo>,
+    /// If its client asked for it.
+    pub id: Option<(&'t TransactionIds, u64)>,
     /// Tables that rows were written of.
     pub written: &'t BTreeMap<TableId, Arc<Table>>,
     /// Where those who follow find row groups that it loaded.
@@ -37,18 +40,20 @@ impl Committing<'_> {
     }
 
     fn commit(&mut self, catalog: Option<&CatalogChange>, coming: Option<&Coming>) -> Result<Option<CommitTs>> {
-        if catalog.is_some() {
+        if catalog.is_some() || self.id.is_some() {
             // It is to have a timestamp, also where no row was written.
             self.worker.tag_to_write();
         }
         if let Some(redo) = &mut self.redo {
             // What the last command wrote, too.
             self.worker.next_command()?;
-            redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.places, self.interrupted)?;
+            let id = self.id.map(|(ids, id)| ids.logged(id));
+            redo.prepare(self.writes, catalog, id, &self.worker.snapshot_now(), self.places, self.interrupted)?;
         }
         // Whoever waits for it may have been told by now that it came to nothing.
         let committed = self.patience.settle().and_then(|()| {
-            self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut(), coming })
+            let redo = self.redo.as_deref_mut();
+            self.worker.commit(&mut Logged { writes: self.writes, redo, coming, id: self.id })
         });
         if let (Err(_), Some(redo)) = (&committed, &mut self.redo) {
             redo.abandon();
@@ -205,7 +210,9 @@ impl Database {
         let ts = version.view().ts();
         // What is merged from here on is looked for in the tables, and has ids that were drawn later.
         point("checkpoint.view");
-        storage.save(&version, &writes, named, self.manifest(ts), self.tablespaces(), interrupted)?;
+        let transaction_ids = self.transaction_ids.saved(ts, self.transactions());
+        let settings = Manifest { transaction_ids, ..self.manifest(ts) };
+        storage.save(&version, &writes, named, settings, self.tablespaces(), interrupted)?;
         drop(version);
         if let Some(log) = self.log.get() {
             log.recycle_below(ts)?;

@@ -12,3 +12,4 @@ pub(crate) mod small;
 pub(crate) mod space_configs;
 pub(crate) mod storage;
 pub(crate) mod tier1;
+pub(crate) mod transaction_ids;

@@ -6,6 +6,7 @@
 
 use crate::catalog::comment::Comments;
 use crate::catalog::relation::RelationName;
+use crate::catalog::sequence::Position;
 use crate::catalog::state::{Catalog, DatabaseState};
 use crate::durability::ids;
 use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, StoredTable, next_entry};
@@ -196,6 +197,7 @@ impl Replay<'_> {
                     self.load(store.ok_or_else(no_store)?, range, file)?;
                 }
                 Entry::Catalog(change) => self.change(ts, *change)?,
+                Entry::Id(id) => self.database.transaction_ids.note(id, ts),
             }
         }
         Ok(())
@@ -314,7 +316,7 @@ impl Replay<'_> {
     ) -> Result<Recovered> {
         let mut schemas = manifest.schemas();
         let mut views: BTreeMap<_, _> = manifest.views.iter().map(|view| (view.id, Arc::new(view.clone()))).collect();
-        let mut sequences: BTreeMap<TableId, (SequenceDef, Option<crate::catalog::sequence::Position>)> =
+        let mut sequences: BTreeMap<TableId, (SequenceDef, Option<Position>)> =
             manifest.sequences.iter().map(|saved| (saved.def.id, (saved.def.clone(), Some(saved.position)))).collect();
         let mut comments: Comments =
             manifest.comments.iter().map(|(about, text)| (about.clone(), Arc::from(text.as_str()))).collect();
@@ -366,7 +368,9 @@ impl Replay<'_> {
                 };
                 // One that starts again stands elsewhere.
                 let before = sequences.remove(&id).filter(|(before, _)| before.position_id == def.position_id);
-                sequences.insert(id, (def, before.and_then(|(_, position)| position)));
+                let restart = change.restarts.iter().find(|(position_id, _)| *position_id == def.position_id);
+                let restart = restart.map(|(_, value)| Position { last: *value, called: false });
+                sequences.insert(id, (def, before.and_then(|(_, position)| position).or(restart)));
             }
         }
         // Now that all that was drawn is known.
@@ -396,7 +400,7 @@ impl Replay<'_> {
             tables.insert(RelationName::from(&*table.def), table);
         }
         let position = |def: &SequenceDef, position: Option<_>| {
-            let start = || crate::catalog::sequence::Position { last: def.start, called: false };
+            let start = || Position { last: def.start, called: false };
             self.storage.position(def.position_id).or(position).unwrap_or_else(start)
         };
         let sequences: BTreeMap<_, _> = sequences

@@ -12,6 +12,7 @@
 //! | 5 | bytes (4), JSON | what exists was changed ([`CatalogChange`]) |
 //! | 6 | row (8), timestamp (8), checksum (4), bytes (4), steps | a row is from now on what [`Patch`] makes of it as it was since then |
 //! | 7 | range (8), row group (8), rows (8), bytes (4), places | a range was loaded, whose row group is in a pool |
+//! | 8 | id (8), lowest id (8) | the transaction's id, and that all with lower ids had ended ([`LoggedId`]) |
 //!
 //! Of a row that is changed where it was changed before, a patch is all that is written: of most rows that are changed little is. A patch may be
 //! read before what it is a patch of, as records are not in the order of their timestamps.
@@ -26,6 +27,7 @@ use crate::catalog::state::{Changes, Coming};
 use crate::durability::ids::NextIds;
 use crate::durability::small::MainPlaces;
 use crate::durability::storage::SavedSchema;
+use crate::durability::transaction_ids::{LoggedId, TransactionIds};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +64,7 @@ const LOAD: u8 = 4;
 const CATALOG: u8 = 5;
 const PATCH: u8 = 6;
 const LOAD_IN_POOL: u8 = 7;
+const ID: u8 = 8;
 
 /// What a patch takes more than an image, beside its steps.
 const PATCH_BYTES: usize = 12;
@@ -78,6 +81,9 @@ pub(crate) struct CatalogChange {
     pub views: Vec<(TableId, Option<ViewDef>)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<(TableId, Option<SequenceDef>)>,
+    /// Of sequences that stand elsewhere than at their starts, by their position ids: for who does not know these yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restarts: Vec<(u32, i64)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub comments: Vec<(Commented, Option<String>)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -116,6 +122,9 @@ impl CatalogChange {
             sequences: (changes.sequences.iter())
                 .map(|(id, to)| (*id, to.as_ref().map(|sequence| sequence.def.clone())))
                 .collect(),
+            restarts: (changes.sequences.values().flatten())
+                .filter_map(|sequence| Some((sequence.def.position_id, sequence.restart()?)))
+                .collect(),
             comments: (changes.comments.iter())
                 .map(|(about, text)| (about.clone(), text.as_deref().map(str::to_owned)))
                 .collect(),
@@ -151,6 +160,7 @@ pub(crate) enum Entry<'r> {
         places: Option<&'r [u8]>,
     },
     Catalog(Box<CatalogChange>),
+    Id(LoggedId),
 }
 
 /// Whether a record whose first piece this is changes what exists.
@@ -181,6 +191,7 @@ pub(crate) fn next_entry<'r>(piece: &mut &'r [u8]) -> Result<Option<Entry<'r>>> 
             let change = serde_json::from_slice(bytes(piece)?);
             Entry::Catalog(change.map_err(|error| broken(&format!("a change of definitions: {error}")))?)
         }
+        ID => Entry::Id(LoggedId { id: number(piece)?, oldest: number(piece)? }),
         other => return Err(broken(&format!("entry {other}"))),
     };
     Ok(Some(entry))
@@ -231,12 +242,13 @@ impl Redo {
         &mut self,
         writes: &WriteSet,
         catalog: Option<&CatalogChange>,
+        id: Option<LoggedId>,
         view: &View,
         places: Option<&dyn MainPlaces>,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         self.abandon();
-        let prepared = self.prepare_record(writes, catalog, view, places, interrupted);
+        let prepared = self.prepare_record(writes, catalog, id, view, places, interrupted);
         if prepared.is_err() {
             self.abandon();
         }
@@ -256,6 +268,7 @@ impl Redo {
         &mut self,
         writes: &WriteSet,
         catalog: Option<&CatalogChange>,
+        id: Option<LoggedId>,
         view: &View,
         places: Option<&dyn MainPlaces>,
         interrupted: &dyn Fn() -> Result<()>,
@@ -265,6 +278,10 @@ impl Redo {
                 .map_err(|error| Error::internal(format!("a change of definitions cannot be written: {error}")))?;
             self.record.push(CATALOG);
             self.push_bytes(&json);
+        }
+        if let Some(LoggedId { id, oldest }) = id {
+            self.push_entry(ID, id);
+            self.record.extend(oldest.to_le_bytes());
         }
         let mut last = None;
         for (store, row, change) in writes.changes() {
@@ -388,6 +405,8 @@ pub(crate) struct Logged<'t> {
     pub redo: Option<&'t mut Redo>,
     /// What exists from then on, if it changes that.
     pub coming: Option<&'t Coming>,
+    /// If its client asked for it.
+    pub id: Option<(&'t TransactionIds, u64)>,
 }
 
 impl Commit for Logged<'_> {
@@ -401,6 +420,10 @@ impl Commit for Logged<'_> {
 
     fn append(&mut self, ts: CommitTs) {
         point("commit.decided");
+        // First: whoever finds its record finds this.
+        if let Some((ids, id)) = self.id {
+            ids.commit(id, ts);
+        }
         if let Some(redo) = &mut self.redo {
             redo.append(ts);
         }

@@ -288,6 +288,10 @@ impl Follower {
                             continue;
                         }
                         Entry::Catalog(_) => continue,
+                        Entry::Id(id) => {
+                            database.transaction_ids.note(id, record.ts);
+                            continue;
+                        }
                         Entry::Put(row, image) => What::Row(row, RowChange::Put(image)),
                         Entry::Patch(row, patch) => What::Row(row, RowChange::Patch(patch)),
                         Entry::Delete(row) => What::Row(row, RowChange::Delete),
@@ -355,7 +359,7 @@ impl Follower {
     /// What a record makes of what exists, with indexes over all rows that are applied by now. Apply does not wait for those of large
     /// tables: they are put into `filled`.
     fn changes(
-        &self,
+        &mut self,
         database: &Database,
         before: &DatabaseState,
         change: CatalogChange,
@@ -376,6 +380,11 @@ impl Follower {
         for (id, def) in change.sequences {
             let sequence = def.map(|def| {
                 let known = before.catalog.sequence_by_id(id).filter(|known| known.def.position_id == def.position_id);
+                let restart = change.restarts.iter().find(|(position_id, _)| *position_id == def.position_id);
+                if let (None, Some((id, value))) = (known, restart) {
+                    // Unless values of it have been given meanwhile.
+                    self.positions.entry(*id).or_insert(Position { last: *value, called: false });
+                }
                 let sequence = known.map_or_else(|| Sequence::new(def.clone()), |known| known.with_def(def.clone()));
                 if let Some(position) = self.positions.get(&def.position_id) {
                     sequence.follow(*position);
@@ -440,6 +449,9 @@ impl Follower {
     /// Ends following: everything that the other process acknowledged is applied, and from now on this one writes, with timestamps above `after`
     /// and all that was applied.
     pub fn promote(self, database: &Database, after: CommitTs) {
+        if database.roles.is_none() {
+            database.transaction_ids.succeed();
+        }
         QueryHeap::outside(|| {
             for to in self.stores.values() {
                 to.table.rows.end_applying(&self.shards[0].worker.snapshot_now());

@@ -144,7 +144,7 @@ impl Following {
                 let batch = logged(&mut self.tail, batch)?;
                 self.follower.apply(database, batch)?;
                 crash_point("follow.applied");
-                self.applied()?;
+                self.applied(database)?;
                 Ok(true)
             }
             Next::Nothing | Next::AtSeal => Ok(false),
@@ -152,9 +152,10 @@ impl Following {
     }
 
     /// Says how far it has come.
-    fn applied(&mut self) -> Result<()> {
+    fn applied(&mut self, database: &Database) -> Result<()> {
         let (host, applied) = (self.roles.host(), self.follower.applied_ts());
-        let (_, position) = self.tail.position();
+        let (term, position) = self.tail.position();
+        database.transaction_ids.follow(u32::try_from(term).unwrap_or(u32::MAX));
         self.roles.note_progress(|progress| {
             (progress.replayed, progress.applied) = (position, applied);
             progress.replayed_at = Some(SystemTime::now());
@@ -221,6 +222,7 @@ impl Database {
         self.log.set(Arc::clone(&primary.log)).map_err(|_| Error::internal("a primary has a log already"))?;
         self.place_mains(Arc::clone(roles.places()) as _)?;
         self.forget_seats();
+        self.transaction_ids.begin(primary.reign.term.0);
         follower.promote(self, after);
         if !roles.set_role_from(&[HostRole::TakingOver], HostRole::Primary) {
             return Err(roles.fence());

@@ -21,6 +21,8 @@ pub(crate) mod places;
 #[cfg(test)]
 mod processes;
 mod shown;
+mod standby_names;
+mod synchronous;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -31,8 +33,9 @@ use crate::durability::redo::TICK;
 use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
+use crate::roles::synchronous::Synchronous;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -41,6 +44,8 @@ use tidepool_log::{DatabaseIdentity, LogPosition};
 use tidepool_pool::words::{Extent, Host, HostState, Reign};
 
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
+pub use standby_names::StandbyNames;
+pub use synchronous::{StandbyWait, SyncState};
 
 /// What a process is to its database now. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +162,13 @@ pub(crate) struct Roles {
     state: Mutex<State>,
     changed: Condvar,
     watches: Mutex<Vec<RoleWatch>>,
+    /// This host has told another one to take over from it.
+    hands_over: AtomicBool,
+    /// Whom a command is making sure of that it is dead, and since when.
+    fencing: Arc<Mutex<Option<(Host, Instant)>>>,
+    fence_command: Option<String>,
+    /// Commits that wait for standbys.
+    synchronous: Synchronous,
     /// Where the log ended when it was looked at last, and how often nothing was new since.
     ticks: Mutex<(LogPosition, u32)>,
 }
@@ -185,6 +197,10 @@ impl Roles {
             state: Mutex::default(),
             changed: Condvar::new(),
             watches: Mutex::default(),
+            hands_over: AtomicBool::new(false),
+            fencing: Arc::default(),
+            fence_command: settings.fence_command.clone(),
+            synchronous: Synchronous::new(settings.synchronous_standby_names.clone()),
             ticks: Mutex::default(),
         })
     }
@@ -247,7 +263,12 @@ impl Roles {
     pub fn fence(&self) -> Error {
         let all = [HostRole::Following, HostRole::TakingOver, HostRole::Primary, HostRole::Failed];
         if self.set_role_from(&all, HostRole::Fenced) {
-            tracing::error!("another host of the pool took the database over, or took this one for dead");
+            match self.hands_over.load(Ordering::Acquire) {
+                true => tracing::info!("the database was handed over to another host"),
+                false => {
+                    tracing::error!("another host of the pool took the database over, or took this one for dead");
+                }
+            }
         }
         Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over")
             .with_hint("Connect again, to the new primary.")
@@ -271,6 +292,7 @@ impl Roles {
 
     /// Ends the threads. From one of them it does not wait for itself.
     pub fn stop(&self) {
+        self.synchronous.stop();
         let threads = {
             let mut state = self.state.lock();
             state.stopped = true;

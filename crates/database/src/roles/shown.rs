@@ -1,7 +1,8 @@
 //! What is shown of roles, and asked of them by clients: places in the log, who follows whom, a pause, and a switch-over.
 
-use super::{HostRole, Roles, not_in_recovery};
+use super::{HostRole, Roles, SyncState, not_in_recovery};
 use crate::{Database, Lsn};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::LogPosition;
@@ -53,6 +54,9 @@ pub struct Standby {
     /// How much older what it shows is than what this host has acknowledged.
     pub lag: Option<Duration>,
     pub heard: Option<SystemTime>,
+    /// Its place among those that commits wait for. 0: none.
+    pub sync_priority: usize,
+    pub sync_state: SyncState,
 }
 
 /// The host that this one follows.
@@ -101,7 +105,7 @@ impl Roles {
     }
 
     /// Hosts of the database that are alive, but for this one.
-    fn others(&self) -> Vec<HostView> {
+    pub(super) fn others(&self) -> Vec<HostView> {
         let (own, database) = (self.host.member().host(), self.host.member().database());
         let is_other =
             |view: &HostView| view.host != own && view.ident.database == database && view.ident.state.is_live();
@@ -141,7 +145,9 @@ impl Database {
         };
         let durable = self.log.get().map_or(CommitTs(0), |log| log.durable());
         let written = self.log_position().unwrap_or_default();
-        let standby = |view: HostView| {
+        let views = roles.others();
+        let states = roles.sync_states(&views);
+        let standby = |(view, (sync_priority, sync_state)): (HostView, (usize, SyncState))| {
             let applied = roles.number_of(&view, HostNumber::AppliedTs);
             let position = LogPosition::from_bits(roles.number_of(&view, HostNumber::AppliedPosition));
             let heard = heard(&view);
@@ -158,9 +164,11 @@ impl Database {
                     false => Duration::from_nanos(durable.0.saturating_sub(applied)),
                 }),
                 heard,
+                sync_priority,
+                sync_state,
             }
         };
-        roles.others().into_iter().map(standby).collect()
+        views.into_iter().zip(states).map(standby).collect()
     }
 
     /// The host that this one follows.
@@ -242,6 +250,7 @@ impl Database {
         if is_trial {
             return Ok(switched);
         }
+        roles.hands_over.store(true, Ordering::Release);
         let pool = roles.host.pool();
         let kick = pool.layout().host_number(view.host.slot, HostNumber::Kick);
         pool.told(pool.books().store(kick, Number(reign.term.0.into())))?;
@@ -254,6 +263,7 @@ impl Database {
             }
             std::thread::sleep(SWITCHOVER_LOOKS);
         }
+        roles.hands_over.store(false, Ordering::Release);
         Err(not_here(format!("host \"{to}\" has not taken over within {} s", SWITCHOVER_WAIT.as_secs())))
     }
 }

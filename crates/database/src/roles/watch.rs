@@ -8,13 +8,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result};
 use tidepool_pool::liveness::{Finding, Watcher};
-use tidepool_pool::words::{Reign, TermState};
+use tidepool_pool::words::{Host, Reign, TermState};
 
 /// Between two looks: a primary that is killed is noticed sooner, as the kernel wakes the thread.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Between two looks for hosts that have died.
 const BURY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Between two runs of the fence command for one host, where it fails.
+const FENCE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A fence command that has not ended by then is run again.
+const FENCE_RUNS_MAX: Duration = Duration::from_secs(3600);
 
 /// How long a process that was sent a signal is waited for at a time.
 const END_WAIT: Duration = Duration::from_millis(20);
@@ -121,6 +127,32 @@ impl Roles {
         Ok(())
     }
 
+    /// Has a command make sure that a host is dead, if one is configured; what it owned is free then. The command takes its time on a thread of
+    /// its own. One that failed is run again after a while.
+    fn fence_host(&self, host: Host) -> Result<()> {
+        let Some(command) = self.fence_command.clone() else { return Ok(()) };
+        {
+            let mut fencing = self.fencing.lock();
+            if fencing.is_some_and(|(_, since)| since.elapsed() < FENCE_INTERVAL) {
+                return Ok(());
+            }
+            // While it runs, no other is begun.
+            *fencing = Some((host, Instant::now() + FENCE_RUNS_MAX));
+        }
+        let (pool, fencing) = (Arc::clone(self.host().pool()), Arc::clone(&self.fencing));
+        let run = move || {
+            let watcher = Watcher::new(pool);
+            tracing::warn!("{host} is silent, and cannot be killed from here: the fence command runs");
+            match watcher.fence(host, &command).and_then(|death| watcher.bury(host, &death)) {
+                Ok(_) => tracing::warn!("{host} is dead, says the fence command: what it owned is free"),
+                Err(error) => tracing::error!("{error}"),
+            }
+            *fencing.lock() = Some((host, Instant::now()));
+        };
+        let spawned = std::thread::Builder::new().name("fence".to_owned()).spawn(run);
+        spawned.map(drop).map_err(|error| Error::io("start a thread", &error))
+    }
+
     /// Between two looks, unless something changes.
     fn pause(&self) {
         let mut state = self.state.lock();
@@ -144,9 +176,13 @@ impl Roles {
             // It beats no more, and puts another process in its place.
             Some((_, Finding::Silent)) if self.host().is_leaving(predecessor)? => {}
             Some((_, Finding::Silent)) => {
-                if let Some(death) = watcher.kill(predecessor, END_WAIT)? {
-                    tracing::warn!("{predecessor}, which was silent, was killed");
-                    watcher.bury(predecessor, &death)?;
+                match watcher.kill(predecessor, END_WAIT)? {
+                    Some(death) => {
+                        tracing::warn!("{predecessor}, which was silent, was killed");
+                        watcher.bury(predecessor, &death)?;
+                    }
+                    // Its process is another kernel's, or another namespace's.
+                    None => self.fence_host(predecessor)?,
                 }
             }
             // It is told by its next look at the term, and ends by itself.

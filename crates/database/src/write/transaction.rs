@@ -6,6 +6,7 @@ use crate::catalog::state::{Changes, DatabaseState};
 use crate::database::Seat;
 use crate::durability::commit::Committing;
 use crate::durability::redo::Redo;
+use crate::durability::transaction_ids::CurrentTransaction;
 use crate::progress::Progress;
 use crate::write::footing::Footing;
 use crate::write::locks::{LockMode, Locker};
@@ -66,8 +67,7 @@ pub struct Transaction {
     pub(crate) locked: BTreeMap<RelationName, LockMode>,
     /// Row groups were made.
     pub(crate) loaded: bool,
-    /// The commit returns when it is durable.
-    is_synchronous: bool,
+    commit_wait: CommitWait,
     /// Rows of row groups made.
     pub(crate) encoded_rows: u64,
     patience: Arc<dyn Patience>,
@@ -77,6 +77,18 @@ pub struct Transaction {
     pub(crate) role: RoleId,
     /// What the statement that runs was planned against.
     pub(crate) footing: Option<Arc<Footing>>,
+    /// Of its session.
+    current: Option<Arc<CurrentTransaction>>,
+}
+
+/// What a commit waits for before its client is told. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitWait {
+    None,
+    /// The log has it on its device.
+    Durable,
+    /// And standbys show it, which is for the session to wait for ([`CurrentTransaction::take_commit`]).
+    Applied,
 }
 
 /// What a transaction had done at one moment, for going back to it.
@@ -136,13 +148,24 @@ impl Transaction {
             begun: false,
             locked: BTreeMap::new(),
             loaded: false,
-            is_synchronous: true,
+            commit_wait: CommitWait::Durable,
             encoded_rows: 0,
             patience: Arc::new(()),
             rows_unasked: 0,
             role: RoleId::OWNER,
             footing: None,
+            current: None,
         }
+    }
+
+    /// Its client may ask for its id, and what has it by then is this transaction's.
+    pub fn set_current(&mut self, current: Arc<CurrentTransaction>) {
+        self.current = Some(current);
+    }
+
+    /// Its client has asked for its id: it is committed or rolled back, whatever it did.
+    pub fn has_id(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.assigned_id().is_some())
     }
 
     /// For the life of the process; names the transaction in lock lists and deadlock messages.
@@ -158,7 +181,11 @@ impl Transaction {
     /// Whether `commit` waits until the log has it on its device, as it does unless told otherwise (PostgreSQL's
     /// `synchronous_commit`). Where it does not, a crash may take the last commits away, and leaves none in part.
     pub fn set_synchronous(&mut self, synchronous: bool) {
-        self.is_synchronous = synchronous;
+        self.commit_wait = if synchronous { CommitWait::Durable } else { CommitWait::None };
+    }
+
+    pub fn set_commit_wait(&mut self, wait: CommitWait) {
+        self.commit_wait = wait;
     }
 
     pub fn isolation(&self) -> Isolation {
@@ -668,7 +695,7 @@ impl Transaction {
                 self.check_all_references()?;
             }
             let (committed, wrote) = self.commit_undurably()?;
-            Ok((wrote && self.is_synchronous).then_some(committed))
+            Ok((wrote && self.commit_wait != CommitWait::None).then_some(committed))
         })
     }
 
@@ -685,7 +712,7 @@ impl Transaction {
     fn commit_outside(&mut self) -> Result<CommitTs> {
         let (committed, wrote) = self.commit_undurably()?;
         if wrote
-            && self.is_synchronous
+            && self.commit_wait != CommitWait::None
             && let Some(log) = self.database.log.get()
         {
             log.wait_durable(committed, || Ok(()))?;
@@ -710,16 +737,18 @@ impl Transaction {
             return Err(Error::internal("a transaction without a worker"));
         };
         let patience = self.patience();
+        let id = self.current.as_ref().and_then(|current| current.assigned_id());
         let commit = Committing {
             worker: &mut worker,
             writes: &mut self.writes,
             redo: self.redo.as_mut(),
+            id: id.map(|id| (&self.database.transaction_ids, id)),
             written: &self.written,
             places: self.database.main_places.get().map(|places| &**places),
             interrupted: &|| patience.check(),
             patience: &*patience,
         };
-        let wrote = !commit.writes.is_empty();
+        let wrote = !commit.writes.is_empty() || id.is_some();
         self.written.values().for_each(|table| table.begin_write());
         let committed = match changes.is_empty() && !self.loaded {
             true => commit.rows().map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts)),
@@ -729,13 +758,17 @@ impl Transaction {
         self.worker = Some(worker);
         let committed = committed?;
         self.left.clear();
-        if wrote || !changes.is_empty() {
+        let is_change = wrote || !changes.is_empty();
+        if let Some(current) = &self.current {
+            current.commit((is_change && self.commit_wait == CommitWait::Applied).then_some(committed));
+        }
+        if is_change {
             if self.written.values().any(|table| table.def.parameters.merge_policy() == MergePolicy::Immediate) {
                 self.database.background.call();
             }
             self.database.rows_changed();
         }
-        Ok((committed, wrote || !changes.is_empty()))
+        Ok((committed, is_change))
     }
 
     pub fn rollback(self) {}
@@ -746,6 +779,9 @@ impl Drop for Transaction {
         QueryHeap::outside(|| {
             self.statement = None;
             self.base = None;
+            if let Some(current) = self.current.take() {
+                current.abort(&self.database);
+            }
             self.changes = Changes::default();
             self.left.drain(..).for_each(|index| index.set_left(false));
             let Some(mut worker) = self.worker.take() else { return };

@@ -597,7 +597,7 @@ fn type_rows(rows: &mut Rows) {
 }
 
 fn settings(facts: &SessionFacts, rows: &mut Rows) {
-    for setting in facts.settings.list() {
+    for setting in facts.settings.list(facts.planner.database()) {
         let kind = match setting.value.as_str() {
             "on" | "off" => "bool",
             value if value.parse::<i64>().is_ok() => "integer",
@@ -628,10 +628,16 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
         let query = queries.iter().find(|query| query.session_id == session.session_id);
         let active = query.is_some_and(|query| matches!(query.state(), QueryState::Planning | QueryState::Running));
         let state = match session.transaction_status {
-            _ if active => "active",
+            _ if active || session.waits_for_standbys => "active",
             TransactionStatus::Idle => "idle",
             TransactionStatus::InTransaction => "idle in transaction",
             TransactionStatus::Failed => "idle in transaction (aborted)",
+        };
+        let waits = match &session {
+            session if session.waits_for_standbys => Some(("IPC", "SyncRep")),
+            // Whatever is locked, it is waited for as long as a transaction holds it.
+            session if session.waits_for_lock => Some(("Lock", "transactionid")),
+            _ => None,
         };
         let text = query.map_or_else(String::new, |query| super::roles::shown_text(facts, &session.user, &query.text));
         rows.push([
@@ -644,9 +650,8 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             ("backend_start", session.start.into()),
             ("query_start", query.map(|query| query.start).into()),
             ("state_change", query.map(|query| query.end().unwrap_or(query.start)).into()),
-            // Whatever is locked, it is waited for as long as a transaction holds it.
-            ("wait_event_type", session.waits_for_lock.then_some("Lock").into()),
-            ("wait_event", session.waits_for_lock.then_some("transactionid").into()),
+            ("wait_event_type", waits.map(|(kind, _)| kind).into()),
+            ("wait_event", waits.map(|(_, event)| event).into()),
             ("state", state.into()),
             ("query_id", query.map(|query| query.id.0).into()),
             ("query", text.into()),

@@ -68,9 +68,8 @@ fn followers(facts: &SessionFacts, rows: &mut Rows) {
             ("flush_lsn", written.into()),
             ("replay_lsn", standby.replayed.to_string().into()),
             ("replay_lag", interval(standby.lag)),
-            // No commit waits for a standby.
-            ("sync_priority", 0.into()),
-            ("sync_state", "async".into()),
+            ("sync_priority", (standby.sync_priority as u64).into()),
+            ("sync_state", standby.sync_state.name().into()),
             ("reply_time", time(standby.heard)),
         ]);
     }

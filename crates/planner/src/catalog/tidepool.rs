@@ -62,7 +62,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         }
         "progress" => progress(facts, rows),
         "settings" => {
-            for setting in facts.settings.list() {
+            for setting in facts.settings.list(facts.planner.database()) {
                 rows.push([
                     ("name", setting.name.into()),
                     ("value", setting.value.into()),

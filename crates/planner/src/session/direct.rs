@@ -40,7 +40,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState, SqlType, TableId, panic_point};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{DatabaseVersion, Footing, Privileges, RelationName, Sequence, StatementMark, Transaction};
+use tidepool_database::{
+    CommitWait, CurrentTransaction, DatabaseVersion, Footing, Privileges, RelationName, Sequence, StatementMark,
+    Transaction,
+};
 use tidepool_heap::Held;
 use tidepool_table::TableDef;
 
@@ -106,6 +109,7 @@ struct StatementContext {
     shared: Arc<SessionShared>,
     settings: Arc<Settings>,
     sequences: Arc<Mutex<SessionSequences>>,
+    current: Arc<CurrentTransaction>,
     footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
     statement_start: DateTime<Utc>,
@@ -137,6 +141,7 @@ impl Running for StatementContext {
             &self.shared,
             &self.settings,
             &self.sequences,
+            &self.current,
             version.clone(),
             self.footing.clone(),
             self.transaction_start,
@@ -432,7 +437,9 @@ impl Session {
         if ran.is_err() {
             self.fail();
         }
-        ran
+        let ran = ran?;
+        self.shown_by_standbys().await?;
+        Ok(ran)
     }
 
     async fn run_direct_inner(
@@ -605,13 +612,15 @@ impl Session {
             Some(block) => (Some(block.slot.clone()), Some(block.failed.clone()), !block.savepoints.is_empty()),
             None => (None, None, false),
         };
-        let synchronous = self.commits_synchronously();
+        let wait = self.commit_wait();
+        let current = (wait == CommitWait::Applied).then(|| self.current.clone());
         let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
         let program = direct.program.clone();
         let running = self.planner.workers().spawn_blocking(move || {
             let (mut transaction, version) = held_up;
             transaction.set_patience(interrupt.clone());
-            transaction.set_synchronous(synchronous);
+            transaction.set_commit_wait(wait);
+            current.into_iter().for_each(|current| transaction.set_current(current));
             let mark: Option<StatementMark> = slot.is_some().then(|| transaction.mark_statement());
             let mut kept = Kept::default();
             let attempted = attempt(&mut transaction, Some(version), &program, &parameters, &context, &mut kept)
@@ -663,6 +672,7 @@ impl Session {
             shared: self.shared.clone(),
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
+            current: self.current.clone(),
             footing: self.footing.clone(),
             transaction_start: self.block.as_ref().map_or(now, |block| block.start),
             statement_start: now,

@@ -16,18 +16,25 @@ impl Session {
     pub async fn execute(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.forget_last();
         let outcome = match self.try_direct(statement, parameters).await {
-            Ok(Some(outcome)) => return Ok(outcome),
+            Ok(Some(outcome)) => {
+                self.shown_by_standbys().await?;
+                return Ok(outcome);
+            }
             Ok(None) => self.execute_inner(statement, parameters).await,
             Err(error) => Err(error),
         };
-        self.placed(statement, outcome)
+        let outcome = self.placed(statement, outcome)?;
+        self.shown_by_standbys().await?;
+        Ok(outcome)
     }
 
     /// As `execute`, of a statement that does not go to its rows by itself ([`Session::run_direct`]).
     pub async fn execute_planned(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.forget_last();
         let outcome = self.execute_inner(statement, parameters).await;
-        self.placed(statement, outcome)
+        let outcome = self.placed(statement, outcome)?;
+        self.shown_by_standbys().await?;
+        Ok(outcome)
     }
 
     fn placed(&mut self, statement: &Statement, outcome: Result<Outcome>) -> Result<Outcome> {

@@ -57,7 +57,7 @@ impl Session {
         let role = facts.role.id;
         // What it sees would be kept.
         drop(facts);
-        let synchronous = self.commits_synchronously();
+        let wait = self.commit_wait();
         let database = self.planner.database().clone();
         // Once the first transaction is over, what exists has changed by the statement's own doing.
         let footing = Mutex::new(Some(self.footing.clone()));
@@ -65,7 +65,7 @@ impl Session {
             work(&database, &|| {
                 let mut transaction = database.begin()?;
                 transaction.set_patience(interrupt.clone());
-                transaction.set_synchronous(synchronous);
+                transaction.set_commit_wait(wait);
                 transaction.act_as(role);
                 transaction.stand_on(footing.lock().take());
                 Ok(transaction)

@@ -18,7 +18,7 @@ const SETTINGS_UNCOUNTED: u64 = 8 << 10;
 impl Session {
     /// The value of a setting as `SHOW` prints it.
     pub fn setting(&self, name: &str) -> Result<String> {
-        self.settings.get(name).ok_or_else(|| {
+        self.settings.shown(name, self.planner.database()).ok_or_else(|| {
             Error::new(SqlState::UNDEFINED_OBJECT, format!("unrecognized configuration parameter \"{name}\""))
         })
     }
@@ -209,7 +209,7 @@ impl Session {
         match name {
             Some(name) => rows(vec![(&spelled(name), vec![self.setting(name)?])]),
             None => {
-                let list = self.settings.list();
+                let list = self.settings.list(self.planner.database());
                 rows(vec![
                     ("name", list.iter().map(|row| row.name.to_owned()).collect()),
                     ("setting", list.iter().map(|row| row.value.clone()).collect()),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, caught, panic_point};
-use tidepool_database::{DatabaseVersion, Isolation, Transaction};
+use tidepool_database::{CommitWait, DatabaseVersion, Isolation, Transaction};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 
@@ -69,13 +69,11 @@ impl Session {
     /// Commits what the implicit block did, or rolls it back when a statement in it failed (or `fail` was called). Does
     /// nothing when there is none, or when it became an ordinary block.
     pub async fn end_implicit_block(&mut self) -> Result<()> {
-        match &self.block {
-            Some(block) if !block.explicit => {
-                let failed = block.failed.load(Ordering::Acquire);
-                self.end(!failed).await
-            }
-            _ => Ok(()),
+        if let Some(block) = self.block.as_ref().filter(|block| !block.explicit) {
+            let failed = block.failed.load(Ordering::Acquire);
+            self.end(!failed).await?;
         }
+        self.shown_by_standbys().await
     }
 
     /// For a statement that reads and writes as of one transaction: begins an implicit block, unless there is a block. True if
@@ -205,7 +203,8 @@ impl Session {
         settings.set_own("transaction_deferrable", if deferrable { "on" } else { "off" });
         settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
         // Refused only where there are too many: whoever writes then gets the error.
-        let transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
+        let mut transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
+        transaction.iter_mut().for_each(|transaction| transaction.set_current(self.current.clone()));
         self.settings = Arc::new(settings);
         self.block = Some(Block {
             slot: Arc::new(Mutex::new(transaction)),
@@ -229,13 +228,13 @@ impl Session {
         self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
         self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
-        let synchronous = self.commits_synchronously();
+        let wait = self.commit_wait();
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();
         let transaction = block.slot.lock().take();
         let Some(mut transaction) = transaction else { return Ok(()) };
-        transaction.set_synchronous(synchronous);
-        if !transaction.has_changes() {
+        transaction.set_commit_wait(wait);
+        if !transaction.has_changes() && !(commit && transaction.has_id()) {
             transaction.rollback();
             return Ok(());
         }
@@ -272,8 +271,8 @@ impl Session {
         }
     }
 
-    pub(super) fn commits_synchronously(&self) -> bool {
-        self.settings.commits_synchronously()
+    pub(super) fn commit_wait(&self) -> CommitWait {
+        self.settings.commit_wait()
     }
 
     /// Commits on this thread, and waits for the log without it.
@@ -295,7 +294,11 @@ impl Session {
 
     /// Commits the transaction of a statement of its own.
     pub(super) async fn commit_decided(&self, mut transaction: Transaction) -> Result<()> {
-        transaction.set_synchronous(self.commits_synchronously());
+        let wait = self.commit_wait();
+        transaction.set_commit_wait(wait);
+        if wait == CommitWait::Applied {
+            transaction.set_current(self.current.clone());
+        }
         if transaction.commits_at_once() {
             return self.commit_at_once(transaction).await;
         }
@@ -358,7 +361,9 @@ impl Session {
                         }
                         read_only::check_level(&settings, level)?;
                         *slot = None;
-                        *slot = Some(self.planner.database().begin_at(wanted)?);
+                        let mut transaction = self.planner.database().begin_at(wanted)?;
+                        transaction.set_current(self.current.clone());
+                        *slot = Some(transaction);
                     }
                 }
                 TransactionMode::ReadOnly(only) => {
@@ -531,14 +536,16 @@ impl Session {
         let failed = self.block.as_ref().map(|block| block.failed.clone());
         let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
         let database = self.planner.database().clone();
-        let synchronous = self.commits_synchronously();
+        let wait = self.commit_wait();
         let undoing = self.undoing.clone();
         let workers = self.planner.workers();
+        let current = self.current.clone();
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             transaction.set_patience(interrupt.clone());
-            transaction.set_synchronous(synchronous);
+            transaction.set_commit_wait(wait);
+            transaction.set_current(current);
             transaction.act_as(facts.role.id);
             let footing = facts.footing.clone();
             transaction.stand_on(Some(footing.clone()));

@@ -8,6 +8,7 @@ use crate::catalog::comment::Commented;
 use crate::catalog::roles::{Access, AccessObject, RoleDef, initial_roles};
 use crate::catalog::sequence::{Position, SequenceDef};
 use crate::durability::ids::{FIRST_OID, NextIds};
+use crate::durability::transaction_ids::SavedTransactionIds;
 use crate::{SchemaDef, Sequence, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -60,6 +61,11 @@ pub(crate) struct Manifest {
     /// How often file `SEQUENCES` had been written; 0 in folders of earlier releases, where it may be missing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub positions_written: u64,
+    /// How often the folder was opened to be written to: the epoch of transactions' ids.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub starts: u32,
+    #[serde(default, skip_serializing_if = "SavedTransactionIds::is_empty")]
+    pub transaction_ids: SavedTransactionIds,
     pub tables: Vec<SavedTable>,
     /// What devices held that row groups lie on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -115,6 +121,10 @@ pub(crate) struct SavedAlteration {
     /// What the configuration said when it was.
     pub configured: SavedTablespace,
     pub now: SavedTablespace,
+}
+
+fn is_none(starts: &u32) -> bool {
+    *starts == 0
 }
 
 fn is_zero(bytes: &u64) -> bool {
@@ -195,6 +205,8 @@ impl Manifest {
             sequences: Vec::new(),
             comments: Vec::new(),
             positions_written: 0,
+            starts: 0,
+            transaction_ids: SavedTransactionIds::default(),
             tables: Vec::new(),
             contents: Vec::new(),
         }

@@ -681,6 +681,7 @@ impl Storage {
             comments: last.comments,
             tables: last.tables,
             contents: last.contents,
+            transaction_ids: last.transaction_ids,
             roles: last.roles,
             access: last.access,
             ..settings

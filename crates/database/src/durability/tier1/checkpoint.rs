@@ -350,6 +350,7 @@ fn catalogue(database: &Database, version: &DatabaseVersion) -> Result<Vec<u8>> 
         })
         .collect();
     save_catalogue(&mut saved, version);
+    saved.transaction_ids = database.transaction_ids.saved(version.view().ts(), database.transactions());
     saved.set_next_ids(database.ids.next());
     serde_json::to_vec(&saved).map_err(|error| Error::internal(format!("the catalogue cannot be written: {error}")))
 }

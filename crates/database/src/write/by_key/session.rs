@@ -167,6 +167,7 @@ impl DirectSession {
             worker,
             writes: &mut work.writes,
             redo: self.redo.as_mut(),
+            id: None,
             written: &BTreeMap::new(),
             // It loads none.
             places: None,

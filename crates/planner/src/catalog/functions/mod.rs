@@ -22,6 +22,7 @@ mod series;
 mod sleep;
 mod system;
 mod text;
+mod transactions;
 
 pub use keywords::KEYWORD_COLUMNS;
 
@@ -441,6 +442,7 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
         advisory::functions(),
         sequence::functions(),
         recovery::functions(),
+        transactions::functions(),
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();

@@ -64,7 +64,8 @@ pub fn functions() -> Vec<Function> {
         .volatile(),
         Function::new("current_setting", &[&[Text], &[Text, Bool]], "text", |call, args| {
             let name = args[0].as_str();
-            match call.facts()?.settings.get(name) {
+            let facts = call.facts()?;
+            match facts.settings.shown(name, facts.planner.database()) {
                 Some(value) => Ok(value.into()),
                 None if args.get(1).is_some_and(Value::as_bool) => Ok(Value::Null),
                 None => Err(sql_error(
@@ -199,10 +200,16 @@ pub fn functions() -> Vec<Function> {
             .into())
         }),
         Function::new("getdatabaseencoding", &[&[]], "name", |_, _| Ok("UTF8".into())).alias("pg_client_encoding"),
-        Function::new("txid_current", &[&[]], "int8", |call, _| Ok(call.facts()?.version.commit_ts.0.into()))
-            .alias("pg_current_xact_id")
-            .alias("txid_current_if_assigned")
-            .stable(),
+        Function::new("pg_reload_conf", &[&[]], "bool", |call, _| {
+            let facts = call.facts()?;
+            if !facts.role.is_superuser {
+                let message = "permission denied for function pg_reload_conf";
+                return Err(sql_error(SqlState::INSUFFICIENT_PRIVILEGE, message));
+            }
+            facts.planner.database().reload_configuration();
+            Ok(true.into())
+        })
+        .volatile(),
         Function::new("pg_my_temp_schema", &[&[]], "oid", |_, _| Ok(Value::Int(0))),
         Function::new("pg_is_other_temp_schema", &[&[Oid]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_jit_available", &[&[]], "bool", |_, _| Ok(false.into())),
