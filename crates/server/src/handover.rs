@@ -13,6 +13,8 @@
 //! * A primary that was taken over from may wake. It is ended by who took over (`tidepool_database`), and until that is certain,
 //!   it may accept a client: it answers nothing but that it is no primary any more. Where it cannot be ended, its listeners
 //!   are shut down, which ends them in every process, and made anew.
+//! * An address belongs to the host that was given it. Who took over serves it while that host is away. When the host is back as a standby it asks
+//!   for the address, has the listener already, and goes on with it; the primary accepts there no more.
 //! * Nothing here is waited for by a client: what goes to a standby goes by a thread of its own, and one that does not read is
 //!   let go of.
 
@@ -32,6 +34,7 @@ use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::words::Host;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// Between two looks of a thread whether it is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -70,11 +73,18 @@ enum Message {
     Listener(ListenerKind, String, Shared),
     Client(u64, Shared),
     Gone(u64),
+    /// The host that the address belongs to has it now.
+    LetGo(String),
 }
 
 const LISTENER: u8 = b'L';
 const CLIENT: u8 = b'C';
 const GONE: u8 = b'G';
+const LET_GO: u8 = b'U';
+/// From a standby: it was given this address, and wants it.
+const WANTED: u8 = b'W';
+/// The answer: it has it.
+const YOURS: u8 = b'Y';
 
 impl Message {
     fn send(&self, connection: &ControlConnection) -> Result<()> {
@@ -90,6 +100,7 @@ impl Message {
                 connection.send(&[&[CLIENT][..], &number.to_le_bytes()].concat(), &[socket.as_fd()])
             }
             Message::Gone(number) => connection.send(&[&[GONE][..], &number.to_le_bytes()].concat(), &[]),
+            Message::LetGo(address) => connection.send(&[&[LET_GO], address.as_bytes()].concat(), &[]),
         }
     }
 }
@@ -101,12 +112,30 @@ struct Own {
     clients: HashMap<u64, Shared>,
     listeners: Vec<(ListenerKind, String, Shared)>,
     standbys: Vec<(u64, SyncSender<Message>)>,
+    /// Those that it was given itself.
+    addresses: Vec<String>,
+    /// By address, ends the accepting at one that was inherited.
+    stops: HashMap<String, oneshot::Sender<()>>,
 }
 
 impl Own {
     /// To all standbys that keep up.
     fn tell(&mut self, message: &Message) {
         self.standbys.retain(|(_, queue)| queue.try_send(message.clone()).is_ok());
+    }
+
+    /// An address that another host was given, and not this one, too.
+    fn is_inherited(&self, address: &str) -> bool {
+        self.stops.contains_key(address) && !self.addresses.iter().any(|own| own == address)
+    }
+
+    /// Accepts no more at an address that was inherited.
+    fn let_go(&mut self, address: &str) {
+        if let Some(stop) = self.stops.remove(address) {
+            let _ = stop.send(());
+        }
+        self.listeners.retain(|(_, known, _)| known != address);
+        self.tell(&Message::LetGo(address.to_owned()));
     }
 }
 
@@ -119,6 +148,8 @@ struct Inherited {
     takes_over: bool,
     /// It has, and accepts.
     has_taken_over: bool,
+    /// Addresses that this host was given, and at which its primary listens.
+    wanted: Vec<String>,
 }
 
 pub(crate) struct Handover {
@@ -157,9 +188,12 @@ impl Drop for SharedClient {
 }
 
 impl Handover {
-    /// Of a database that lives in a pool, with the listeners that come to it. `None`: no other host can take it over.
+    /// Of a database that lives in a pool, with the listeners that come to it. `None`: no other host can take it over. `addresses`: those
+    /// that this host was given; `wanted`: those of them at which it does not listen.
     pub(crate) fn start(
         database: &Arc<Database>,
+        addresses: Vec<String>,
+        wanted: Vec<String>,
     ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>> {
         if database.role() == HostRole::Alone {
             return Ok(None);
@@ -169,9 +203,9 @@ impl Handover {
         let (taken, listeners) = unbounded_channel();
         let handover = Arc::new(Handover {
             database: database.clone(),
-            own: Arc::default(),
+            own: Arc::new(Mutex::new(Own { addresses, ..Own::default() })),
             threads: Mutex::default(),
-            inherited: Mutex::default(),
+            inherited: Mutex::new(Inherited { wanted, ..Inherited::default() }),
             taken,
             stopped: AtomicBool::new(false),
         });
@@ -231,6 +265,19 @@ impl Handover {
         }
     }
 
+    /// As `share_listener`, of one that was inherited. What is returned resolves when the address goes back.
+    pub(crate) fn share_inherited(
+        &self,
+        kind: ListenerKind,
+        address: &str,
+        socket: &impl AsFd,
+    ) -> oneshot::Receiver<()> {
+        let (stop, stopped) = oneshot::channel();
+        self.own.lock().stops.insert(address.to_owned(), stop);
+        self.share_listener(kind, address.to_owned(), socket);
+        stopped
+    }
+
     /// Shares a client's socket until what is returned is dropped, which ends the connection. `None` where there is no
     /// descriptor left.
     pub(crate) fn share_client(self: &Arc<Self>, socket: &impl AsFd) -> Option<SharedClient> {
@@ -268,7 +315,7 @@ impl Handover {
                     let (number, own) = (next, self.own.clone());
                     next += 1;
                     let told = spawn("handover-tell", move || {
-                        serve_standby(&connection, &messages);
+                        serve_standby(&connection, &messages, &own);
                         own.lock().standbys.retain(|(known, _)| *known != number);
                     });
                     if let Err(error) = told {
@@ -337,14 +384,21 @@ impl Handover {
     fn hear(&self, connection: &ControlConnection) {
         loop {
             match connection.receive(LOOK_INTERVAL) {
-                Ok(Arrival::Message { bytes, descriptors }) => self.take(&bytes, descriptors),
+                Ok(Arrival::Message { bytes, descriptors }) => {
+                    if let Some(wanted) = self.take(&bytes, descriptors)
+                        && connection.send(&[&[WANTED], wanted.as_bytes()].concat(), &[]).is_err()
+                    {
+                        return;
+                    }
+                }
                 Ok(Arrival::Nothing) if !self.is_stopped() => {}
                 Ok(Arrival::Nothing | Arrival::End) | Err(_) => return,
             }
         }
     }
 
-    fn take(&self, bytes: &[u8], mut descriptors: Vec<OwnedFd>) {
+    /// Returns an address that is to be asked for.
+    fn take(&self, bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Option<String> {
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
         let mut inherited = self.inherited.lock();
         match (bytes, descriptors.pop()) {
@@ -354,7 +408,20 @@ impl Handover {
                 let listener = InheritedListener { kind, address, socket };
                 match inherited.has_taken_over {
                     true => _ = self.taken.send(listener),
-                    false => inherited.listeners.push(listener),
+                    false => {
+                        let is_wanted = inherited.wanted.contains(&listener.address);
+                        let wanted = is_wanted.then(|| listener.address.clone());
+                        inherited.listeners.push(listener);
+                        return wanted;
+                    }
+                }
+            }
+            ([kind @ (YOURS | LET_GO), address @ ..], _) => {
+                let is_its = |listener: &mut InheritedListener| listener.address.as_bytes() == address;
+                let gone: Vec<_> = inherited.listeners.extract_if(.., is_its).collect();
+                if *kind == YOURS {
+                    inherited.wanted.retain(|wanted| wanted.as_bytes() != address);
+                    gone.into_iter().for_each(|listener| _ = self.taken.send(listener));
                 }
             }
             ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.takes_over, number(number_bytes)) {
@@ -370,6 +437,7 @@ impl Handover {
             // Of a later release.
             _ => {}
         }
+        None
     }
 
     /// The primary's connection ended.
@@ -408,22 +476,47 @@ impl Handover {
 }
 
 /// Until the standby is gone, does not keep up, or nothing is told any more.
-fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>) {
+fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, own: &Mutex<Own>) {
     tracing::info!("{} has the sockets of this host's clients", connection.peer());
+    let mut looked = Instant::now();
     loop {
         match messages.recv_timeout(LOOK_INTERVAL) {
             Ok(message) => {
                 if message.send(connection).is_err() {
                     return;
                 }
+                if looked.elapsed() < LOOK_INTERVAL {
+                    continue;
+                }
             }
-            Err(RecvTimeoutError::Timeout) => match connection.receive(Duration::ZERO) {
-                Ok(Arrival::Nothing) => {}
-                _ => return,
-            },
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        looked = Instant::now();
+        match connection.receive(Duration::ZERO) {
+            Ok(Arrival::Nothing) => {}
+            Ok(Arrival::Message { bytes, .. }) => {
+                if give_back(connection, &bytes, own).is_err() {
+                    return;
+                }
+            }
+            _ => return,
+        }
     }
+}
+
+/// Gives an address that was inherited back to the host that it belongs to, if that asks for it.
+fn give_back(connection: &ControlConnection, message: &[u8], own: &Mutex<Own>) -> Result<()> {
+    let Some((&WANTED, address)) = message.split_first() else { return Ok(()) };
+    let address = String::from_utf8_lossy(address).into_owned();
+    let mut own = own.lock();
+    if own.is_inherited(&address) {
+        // Whoever has it next hears of it before the others let go of theirs.
+        connection.send(&[&[YOURS], address.as_bytes()].concat(), &[])?;
+        tracing::info!("clients that connect to {address} are served by {} again", connection.peer());
+        own.let_go(&address);
+    }
+    Ok(())
 }
 
 fn end_clients(inherited: &mut Inherited) {

@@ -115,7 +115,11 @@ impl Server {
             }
             local => local?,
         };
-        let handover = Handover::start(&database)?;
+        let own: Vec<String> = addresses.iter().map(|address| address.to_string()).collect();
+        let here: Vec<String> =
+            listeners.iter().filter_map(|listener| Some(local_address(listener).ok()?.to_string())).collect();
+        let wanted = own.iter().filter(|address| !here.contains(address)).cloned().collect();
+        let handover = Handover::start(&database, own, wanted)?;
         let of_watch = Arc::downgrade(&service);
         database.watch_role(Box::new(move |role| {
             if role == HostRole::Fenced
@@ -370,7 +374,7 @@ async fn accept_inherited(
 ) {
     let InheritedListener { kind, address, socket } = inherited;
     tracing::info!("clients that connect to {address} are served by this host from now on");
-    handover.share_listener(kind, address.clone(), &socket);
+    let went_back = handover.share_inherited(kind, &address, &socket);
     let both = socket.try_clone();
     let accepting = accept_from(kind, socket, accepted.clone());
     tokio::select! {
@@ -380,6 +384,8 @@ async fn accept_inherited(
             }
             return;
         }
+        // The sender is gone only where another one took its place.
+        Ok(()) = went_back => return,
         () = outlived(service) => {}
     }
     if let Ok(both) = both {

@@ -7,6 +7,7 @@ use crate::follow::tests::{Content, check, content, define, refused_write, trans
 use crate::stress::for_seeds;
 use crate::tests::{columns, insert, insert_and_commit, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
+use crate::{CurrentTransaction, TransactionFate};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -101,6 +102,48 @@ fn a_restart_attaches_to_what_the_manifest_names() {
     database.close().unwrap();
     drop(database);
     place.checked();
+}
+
+/// Ids of transactions, through manifests, a log that lacks what these have, and hosts that attach.
+#[test]
+fn ids_say_what_became_of_their_transactions_at_hosts_that_attach() {
+    let place = Place::new();
+    let mut database = open(&place, "one", PoolRole::Primary);
+    create(&database, "t");
+    let mut known = Vec::new();
+    for round in 0..4 {
+        for (commits, writes) in [(true, true), (false, true), (true, false)] {
+            let current = Arc::new(CurrentTransaction::default());
+            let mut transaction = database.begin().unwrap();
+            transaction.set_current(Arc::clone(&current));
+            let id = current.assign_id(&database).unwrap();
+            assert_eq!(current.assign_id(&database).unwrap(), id);
+            assert_eq!(database.transaction_fate(id).unwrap(), Some(TransactionFate::InProgress));
+            if writes {
+                insert(&mut transaction, "t", 0..1).unwrap();
+            }
+            if commits {
+                transaction.commit().unwrap();
+            } else {
+                drop(transaction);
+            }
+            assert_eq!(current.assigned_id(), None);
+            known.push((id, if commits { TransactionFate::Committed } else { TransactionFate::Aborted }));
+            if round != 1 {
+                write_manifest(&database);
+            }
+        }
+        end(database);
+        database = open(&place, &format!("host{round}"), PoolRole::Primary);
+        for (id, fate) in &known {
+            assert_eq!(database.transaction_fate(*id).unwrap(), Some(*fate), "{id} in round {round}");
+        }
+    }
+    let mut ids: Vec<u64> = known.iter().map(|(id, _)| *id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), known.len());
+    database.close().unwrap();
 }
 
 fn assert_same(found: &Content, expected: &Content, when: &str) {
