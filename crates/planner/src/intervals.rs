@@ -9,7 +9,7 @@ use crate::arithmetic::{self, Kind};
 use crate::casts::{is_comparison, rewrite_plan};
 use crate::numerics;
 use crate::operators::unnamed;
-use datafusion::arrow::datatypes::{DataType, IntervalUnit};
+use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::common::{Column, DFSchema, DFSchemaRef, Result, ScalarValue, internal_err};
@@ -244,6 +244,7 @@ fn node(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
             Ok(Transformed::new_transformed(LogicalPlan::Sort(sort), found))
         }
         LogicalPlan::Join(join) => joined(join),
+        LogicalPlan::Projection(projection) => marked(projection),
         LogicalPlan::Aggregate(aggregate) => grouped(aggregate),
         LogicalPlan::Distinct(Distinct::All(input)) => {
             if !input.schema().fields().iter().any(|field| Keyed::of_type(field.data_type()).is_some()) {
@@ -258,6 +259,21 @@ fn node(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         }
         other => Ok(Transformed::no(other)),
     }
+}
+
+/// A column may be known to be of positions only now, as the minimum of some: what is above hears of it.
+fn marked(projection: Projection) -> Result<Transformed<LogicalPlan>> {
+    let is_marked = |field: &Field| crate::types::marked_oid(field) == Some(crate::operators::LSN);
+    let schema = projection.input.schema();
+    let is_told =
+        |(expr, field): (&Expr, &FieldRef)| is_marked(field) || Keyed::of(expr, schema) != Some(Keyed::Position);
+    if !schema.fields().iter().any(|field| is_marked(field))
+        || projection.expr.iter().zip(projection.schema.fields()).all(is_told)
+    {
+        return Ok(Transformed::no(LogicalPlan::Projection(projection)));
+    }
+    let Projection { expr, input, .. } = projection;
+    Ok(Transformed::yes(LogicalPlan::Projection(Projection::try_new(expr, input)?)))
 }
 
 /// Whether it is an interval or such a number, and then what it is compared by now.
