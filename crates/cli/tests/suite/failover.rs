@@ -42,6 +42,18 @@ pub(crate) async fn connect(url: &str) -> Client {
     try_connect(url).await.unwrap()
 }
 
+/// As `connect`, where a primary that was taken over from may still accept.
+async fn connect_soon(url: &str) -> Client {
+    let start = Instant::now();
+    loop {
+        match try_connect(url).await {
+            Ok(client) => return client,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{url}: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
@@ -270,7 +282,7 @@ async fn an_old_primary_comes_back_as_a_standby_by_itself() {
         let done = tidepool().args(["switchover", &urls[0], "--to", to]).output().unwrap();
         assert!(done.status.success() && text(&done.stdout) == format!("{to} is primary\n"), "{}", text(&done.stderr));
         urls.swap(0, 1);
-        let client = connect(&urls[0]).await;
+        let client = connect_soon(&urls[0]).await;
         until(&client, "SELECT pg_is_in_recovery()", "f").await;
         client.batch_execute(&format!("INSERT INTO t VALUES ({})", round + 2)).await.unwrap();
         // The other is there again, the same process, and follows.
@@ -320,4 +332,47 @@ async fn sockets_of_hosts_that_were_killed_go_with_them() {
     until(&reader, "SELECT pg_is_in_recovery()", "t").await;
     assert_eq!(sockets(), ["pool.h2.control", "pool.h4.control"]);
     drop(third);
+}
+
+/// An old primary that is back as a standby serves clients at the address that it was given, so those who look for a standby find one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_returns_as_a_standby_has_its_address_again() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let own = first.url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let second = cluster.start("h2", "standby", &[]);
+    let third = cluster.start("h3", "standby", &[]);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    let url = first.url.clone();
+    let next = connect(&second.url).await;
+    until(&next, "SELECT count(*) FROM t", "1").await;
+    first.signal(libc::SIGKILL);
+    first.wait();
+    // Whoever takes over is found there meanwhile.
+    let is_primary = "SELECT NOT pg_is_in_recovery()";
+    until(&connect_soon(&url).await, is_primary, "t").await;
+    let again = cluster.start("h1", "standby", &["--listen", &own]);
+    assert_eq!(again.url, url);
+    // Clients of the primary come to it by its own address, and to the standby by its.
+    let name = "SELECT name || ' ' || role FROM tidepool.hosts WHERE is_this_server";
+    let start = Instant::now();
+    while one(&connect_soon(&url).await, name).await != "h1 standby" {
+        assert!(start.elapsed() < PATIENCE, "{own} is not the standby's");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for _ in 0..20 {
+        assert_eq!(one(&connect(&url).await, name).await, "h1 standby");
+    }
+    let both = [connect(&second.url).await, connect(&third.url).await];
+    let mut roles = Vec::new();
+    for client in &both {
+        roles.push(one(client, is_primary).await);
+    }
+    roles.sort();
+    assert_eq!(roles, ["f", "t"]);
+    // The next take-over hands it on again.
+    again.signal(libc::SIGTERM);
+    assert!(again.wait().0);
+    assert!(try_connect(&url).await.is_err());
 }

@@ -221,13 +221,13 @@ impl Ids {
         if id.epoch > newest {
             return Known::Future;
         }
+        if id.bits() < self.known_from || id.epoch == 0 {
+            return Known::TooOld;
+        }
         let place = self.epochs.partition_point(|known| known.epoch < id.epoch);
         let epoch = self.epochs.get(place).filter(|known| known.epoch == id.epoch);
         if id.epoch == self.own && id.number >= epoch.map_or(FIRST, Epoch::next) {
             return Known::Future;
-        }
-        if id.bits() < self.known_from || id.epoch == 0 {
-            return Known::TooOld;
         }
         if id.epoch == self.own && self.active.contains(&id.number) {
             return Known::InProgress;
