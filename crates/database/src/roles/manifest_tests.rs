@@ -120,7 +120,7 @@ fn ids_say_what_became_of_their_transactions_at_hosts_that_attach() {
             assert_eq!(current.assign_id(&database).unwrap(), id);
             assert_eq!(database.transaction_fate(id).unwrap(), Some(TransactionFate::InProgress));
             if writes {
-                let row = known.len() as i64;
+                let row = known.len();
                 insert(&mut transaction, "t", row..row + 1).unwrap();
             }
             if commits {

@@ -234,7 +234,8 @@ impl Session {
         let transaction = block.slot.lock().take();
         let Some(mut transaction) = transaction else { return Ok(()) };
         transaction.set_commit_wait(wait);
-        if !transaction.has_changes() && !(commit && transaction.has_id()) {
+        let is_something = transaction.has_changes() || (commit && transaction.has_id());
+        if !is_something {
             transaction.rollback();
             return Ok(());
         }
