@@ -89,6 +89,18 @@ failover-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-database --lib -- roles::processes --nocapture
 
+# A pool's own operations between processes, its books, and hosts that are killed.
+pool-figures *ARGS:
+    cargo run --release -- bench pool {{ARGS}}
+
+# TPC-H by a server wholly in a pool beside one that is near, and servers that are ended: docs/results/idle-compute.md.
+idle-compute *ARGS:
+    cargo run --release -- bench idle-compute {{ARGS}}
+
+# Databases that have their peaks one after the other in one pool.
+shared-peaks *ARGS:
+    cargo run --release -- bench shared-peaks {{ARGS}}
+
 # What leasing, handing over, zeroing, publishing and checking cost, in a pool of GIGABYTES that is made at PATH and removed.
 pool-speed PATH="/dev/shm/tidepool-pool-speed" GIGABYTES="1":
     cargo run --release -p tidepool-pool --example pool_speed -- {{PATH}} {{GIGABYTES}}

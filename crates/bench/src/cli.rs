@@ -32,7 +32,8 @@ pub struct BenchArgs {
     /// local cache. Or transactions by the embedded API: tpcc, and mot, TPC-C by what of it is far, with its log on a file
     /// or in memory, and single accesses. Or both: ch, the CH-benCHmark, TPC-C's transactions beside analytical queries over
     /// the same tables. Or servers: failover, how soon clients of a killed host go on at another; and overload, one asked by
-    /// many connections for a multiple of the transactions that it can do. Or TPC-C and TPC-DS: expander, the study of
+    /// many connections for a multiple of the transactions that it can do. Or a pool: idle-compute, a second database wholly in
+    /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost. Or TPC-C and TPC-DS: expander, the study of
     /// memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
@@ -116,6 +117,12 @@ pub struct BenchArgs {
     pub results: Option<PathBuf>,
     #[command(flatten)]
     pub failover: crate::failover::FailoverArgs,
+    #[command(flatten)]
+    pub idle: crate::idle::IdleArgs,
+    #[command(flatten)]
+    pub peaks: crate::peaks::PeaksArgs,
+    #[command(flatten)]
+    pub pool: crate::pool::PoolBenchArgs,
     /// placement: be one of the study's two instances, which another process tells what to run
     #[arg(long, hide = true)]
     pub instance: bool,
@@ -176,6 +183,9 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "disaggregation" => return crate::disaggregation::run(&args).await,
         "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
         "failover" => return crate::failover::run_failover(&args).await,
+        "idle-compute" => return crate::idle::run_idle(&args).await,
+        "shared-peaks" => return crate::peaks::run_peaks(&args).await,
+        "pool" => return tokio::task::block_in_place(|| crate::pool::run_pool(&args)),
         "overload" => return crate::overload::run_overload(&args).await,
         "ch" => return tokio::task::block_in_place(|| crate::ch::run_ch(&args)),
         "tpcc" => return tokio::task::block_in_place(|| crate::tpcc::run_tpcc(&args)),

@@ -21,6 +21,12 @@ pub struct ServeArgs {
     /// Keep the database in the pool, and begin as primary, standby, or whichever is missing (auto) [default: none]
     #[arg(long, value_name = "ROLE")]
     role: Option<PoolRole>,
+    /// Keep nothing: no data folder, and no role. Of a pool, all that the server has is free when it ends, however it ends
+    #[arg(long, conflicts_with_all = ["role", "data"])]
+    ephemeral: bool,
+    /// The tablespace at pool: that holds the server's own memory, too [default: none]
+    #[arg(long, value_name = "NAME")]
+    process_tablespace: Option<String>,
     /// Where clients connect [default: 127.0.0.1:5477]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
@@ -54,6 +60,12 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let descriptors_max = raise_descriptor_limit();
     let database_args = DatabaseArgs { role: args.role, ..args.database };
     let mut builder = database_args.builder()?;
+    if args.ephemeral {
+        builder = builder.ephemeral();
+    }
+    if args.process_tablespace.is_some() {
+        builder = builder.process_tablespace(args.process_tablespace);
+    }
     if let Some(listen) = args.listen {
         builder = builder.listen(listen);
     }

@@ -8,6 +8,7 @@
 //! clients = "1GB"              # of that, what clients may make it hold beside rows
 //! last_level_cache = "32MB"
 //! local_profile = "local-dram"
+//! # process = "near"           # a tablespace at pool: that holds the process's own memory, too
 //!
 //! [memory.near]
 //! size = "8GB"
@@ -143,6 +144,8 @@ pub struct Config {
     pub last_level_cache_bytes: Option<u64>,
     /// What the cost model takes local memory to cost; `None`: as the preset `local-dram`.
     pub local_profile: Option<Profile>,
+    /// The tablespace, over a pool, that holds the process's own memory, too.
+    pub process_tablespace: Option<String>,
     /// Default of `temp_tablespaces`.
     pub temp_tablespaces: Vec<String>,
     pub default_tablespace: String,
@@ -397,6 +400,7 @@ impl Config {
             profiles: Vec::new(),
             last_level_cache_bytes: None,
             local_profile: None,
+            process_tablespace: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -562,6 +566,7 @@ pub struct ConfigBuilder {
     last_level_cache_bytes: Option<u64>,
     /// A name.
     local_profile: Option<String>,
+    process_tablespace: Option<String>,
     temp_tablespaces: Vec<String>,
     default_tablespace: String,
     statement_memory_bytes: Option<u64>,
@@ -640,6 +645,7 @@ impl ConfigBuilder {
             profiles: Vec::new(),
             last_level_cache_bytes: None,
             local_profile: None,
+            process_tablespace: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -708,6 +714,7 @@ impl ConfigBuilder {
         self.client_memory_bytes = file.memory.clients.map(|size| size.0).or(self.client_memory_bytes);
         self.last_level_cache_bytes = file.memory.last_level_cache.map(|size| size.0).or(self.last_level_cache_bytes);
         self.local_profile = file.memory.local_profile.or(self.local_profile);
+        self.process_tablespace = file.memory.process.or(self.process_tablespace);
         if let Some(near) = file.memory.near {
             self.near.merge(near.into());
         }
@@ -815,7 +822,7 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`, `POOL_ROLE`,
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `PROCESS_TABLESPACE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`, `POOL_ROLE`,
     /// `POOL_HOST_TIMEOUT`, `POOL_ON_FENCED`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
@@ -852,6 +859,7 @@ impl ConfigBuilder {
                     self.last_level_cache_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
                 "LOCAL_PROFILE" => self.local_profile = Some(value),
+                "PROCESS_TABLESPACE" => self.process_tablespace = Some(value),
                 "STATEMENT_MEMORY" => {
                     self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
@@ -891,6 +899,18 @@ impl ConfigBuilder {
     /// What the process may use in all; `None`: what machine and control groups let it.
     pub fn memory_limit_bytes(mut self, bytes: Option<u64>) -> ConfigBuilder {
         self.memory_limit_bytes = bytes;
+        self
+    }
+
+    /// The process's own memory is in this tablespace, which is over a pool, too.
+    pub fn process_tablespace(mut self, name: Option<String>) -> ConfigBuilder {
+        self.process_tablespace = name;
+        self
+    }
+
+    /// Nothing is kept, whatever file and environment say.
+    pub fn ephemeral(mut self) -> ConfigBuilder {
+        self.data_dir = None;
         self
     }
 
@@ -1064,6 +1084,12 @@ impl ConfigBuilder {
                 space.name
             )));
         }
+        if let Some(name) = &self.process_tablespace {
+            let space = tablespaces.iter().chain([&near, &far]).find(|space| space.name == *name);
+            if space.is_none_or(|space| space.location != Location::Pool) {
+                return Err(config_error(format!("memory.process names \"{name}\", which is no tablespace at pool:")));
+            }
+        }
         if pool.as_ref().is_some_and(|pool| pool.role.is_some()) && self.data_dir.is_some() {
             return Err(config_error("a data folder beside pool.role".to_owned()).with_detail(
                 "A database with a role has its log, and all else that outlives its processes, in the pool.",
@@ -1080,6 +1106,7 @@ impl ConfigBuilder {
             profiles: self.profiles,
             last_level_cache_bytes: self.last_level_cache_bytes,
             local_profile,
+            process_tablespace: self.process_tablespace,
             temp_tablespaces: self.temp_tablespaces,
             default_tablespace: self.default_tablespace,
             statement_memory_bytes: self.statement_memory_bytes,
@@ -1247,6 +1274,7 @@ struct FileMemory {
     clients: Option<Size>,
     last_level_cache: Option<Size>,
     local_profile: Option<String>,
+    process: Option<String>,
     near: Option<FileSpace>,
     far: Option<FileSpace>,
 }

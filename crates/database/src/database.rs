@@ -204,6 +204,9 @@ impl Database {
         };
         let spaces =
             configs.open(&Finds::new(&manifest), pool.as_deref(), known.map(|storage| (storage, log_place)))?;
+        if let Some(name) = &config.process_tablespace {
+            tidepool_heap::place_process_memory(&spaces.get(name)?)?;
+        }
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
         for name in names {
             spaces.get(name)?;

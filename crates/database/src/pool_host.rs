@@ -12,7 +12,7 @@
 
 use crate::config::{Config, PoolRole, PoolSettings};
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
@@ -27,8 +27,18 @@ use tidepool_tablespace::{LeaseOptions, Tablespace, TablespaceConfig};
 /// Bytes of a socket's path.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Between two looks at the pool.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// Between two looks at the pool, each of some microseconds and one system call a host: what another host had is free so soon
+/// after its end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(25);
+
+/// With less than one part in so many of the pool free, all hosts give back what they do not use.
+const SCARCE_PART: u64 = 8;
+
+/// How often a host looks how much of the pool is free, in looks: that reads a word of each extent.
+const LOOKS_BETWEEN: u32 = 4;
+
+/// But for so much of each tablespace, which statements take again at once.
+const KEPT_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Default)]
 struct Stop {
@@ -43,6 +53,8 @@ pub struct PoolHost {
     /// Of a database that does not live in the pool.
     reign: Option<Reign>,
     options: LeaseOptions,
+    /// Tablespaces over the pool. They hold the member, and not this.
+    spaces: Arc<Mutex<Vec<Weak<Tablespace>>>>,
     /// For whoever looks at other hosts in place of the thread.
     watcher: Mutex<Option<Watcher>>,
     stop: Arc<Stop>,
@@ -83,10 +95,10 @@ impl PoolHost {
             beat: BEAT,
         };
         let member = Arc::new(Member::join(pool, &join)?);
-        let stop = Arc::new(Stop::default());
+        let (stop, spaces) = (Arc::new(Stop::default()), Arc::default());
         if settings.role.is_some() {
             let watcher = Mutex::new(Some(watcher));
-            return Ok(PoolHost { member, reign: None, options, watcher, stop, watch: None });
+            return Ok(PoolHost { member, reign: None, options, spaces, watcher, stop, watch: None });
         }
         let reign = begin_reign(&member, &settings.database)?;
         let freed = member.reclaim_unnamed()?;
@@ -94,14 +106,14 @@ impl PoolHost {
             tracing::info!("{freed} extents of the pool, which an earlier host of the database left, are free");
         }
         let watch = {
-            let (member, stop) = (Arc::clone(&member), Arc::clone(&stop));
+            let (member, spaces, stop) = (Arc::clone(&member), Arc::clone(&spaces), Arc::clone(&stop));
             std::thread::Builder::new()
                 .name("pool".to_owned())
-                .spawn(move || watch(&member, watcher, &stop))
+                .spawn(move || watch(&member, &spaces, watcher, &stop))
                 .map_err(|error| Error::io("start a thread", &error))?
         };
         let (reign, watcher) = (Some(reign), Mutex::default());
-        Ok(PoolHost { member, reign, options, watcher, stop, watch: Some(watch) })
+        Ok(PoolHost { member, reign, options, spaces, watcher, stop, watch: Some(watch) })
     }
 
     pub fn member(&self) -> &Arc<Member> {
@@ -113,7 +125,16 @@ impl PoolHost {
     }
 
     pub(crate) fn open(&self, id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
-        Tablespace::open_leased(id, config, &self.member, self.options)
+        let space = Tablespace::open_leased(id, config, &self.member, self.options)?;
+        let mut spaces = self.spaces.lock();
+        spaces.retain(|space| space.strong_count() > 0);
+        spaces.push(Arc::downgrade(&space));
+        Ok(space)
+    }
+
+    /// As [`relieve`].
+    pub(crate) fn relieve(&self) -> Result<()> {
+        relieve(&self.member, &self.spaces)
     }
 }
 
@@ -282,14 +303,28 @@ fn in_use(pool: &Pool, database: &str, by: Option<&HostView>) -> Error {
         .with_hint("Stop it, or forget it if it is dead: tidepool pool forget.")
 }
 
-fn watch(member: &Arc<Member>, mut watcher: Watcher, stop_asked: &Stop) {
-    let mut failing = false;
+/// Gives back what the host does not use, where little of the pool is free: others may want it. Otherwise it stays for its next
+/// use, for some seconds.
+fn relieve(member: &Member, spaces: &Mutex<Vec<Weak<Tablespace>>>) -> Result<()> {
+    let (all, free) = member.pool().room()?;
+    if free >= all / SCARCE_PART {
+        return Ok(());
+    }
+    // What is dropped here may be the last of a tablespace.
+    let spaces: Vec<_> = spaces.lock().iter().filter_map(Weak::upgrade).collect();
+    spaces.iter().try_for_each(|space| space.trim(KEPT_BYTES).map(drop))
+}
+
+fn watch(member: &Arc<Member>, spaces: &Mutex<Vec<Weak<Tablespace>>>, mut watcher: Watcher, stop_asked: &Stop) {
+    let (mut failing, mut looks) = (false, 0u32);
     let mut is_asked = stop_asked.is_asked.lock();
     while !*is_asked {
         if matches!(member.is_current(), Ok(false)) {
             stop(format_args!("another host of the pool took this one for dead, and may use its memory"));
         }
-        match watcher.bury_the_dead() {
+        looks = looks.wrapping_add(1);
+        let relieved = if looks.is_multiple_of(LOOKS_BETWEEN) { relieve(member, spaces) } else { Ok(()) };
+        match watcher.bury_the_dead().and_then(|buried| relieved.map(|()| buried)) {
             Ok(buried) => {
                 failing = false;
                 if buried > 0 {

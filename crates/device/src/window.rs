@@ -162,9 +162,16 @@ impl Window {
 
     /// Takes a device in, of which nothing is mapped yet. Its number, or the device when there are too many.
     pub fn add(&self, device: Device) -> std::result::Result<u16, Box<Device>> {
+        // Under the lock nothing is allocated: the allocator's own memory may come of a window.
+        let device = Arc::new(device);
         let mut table = self.write();
-        let Some(number) = table.devices.iter().position(Option::is_none) else { return Err(Box::new(device)) };
-        table.devices[number] = Some(Arc::new(device));
+        let Some(number) = table.devices.iter().position(Option::is_none) else {
+            drop(table);
+            return Err(Arc::into_inner(device)
+                .map(Box::new)
+                .unwrap_or_else(|| stop(format_args!("a device is used already"))));
+        };
+        table.devices[number] = Some(device);
         self.note_traits(&table);
         Ok(number as u16)
     }
@@ -196,7 +203,16 @@ impl Window {
 
     /// What is mapped at each stripe, from the first on.
     pub fn places(&self) -> Vec<Option<Place>> {
-        let mut places = self.read().places.clone();
+        let mut places = Vec::new();
+        loop {
+            // Under the lock nothing is allocated.
+            places.reserve(self.read().places.len());
+            let table = self.read();
+            if places.capacity() >= table.places.len() {
+                places.extend_from_slice(&table.places);
+                break;
+            }
+        }
         while places.last().is_some_and(Option::is_none) {
             places.pop();
         }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_heap::QueryHeap;
-use tidepool_tablespace::{Tablespace, page_tag};
+use tidepool_tablespace::Tablespace;
 
 #[derive(Debug, Default)]
 struct Gauge {
@@ -148,7 +148,7 @@ impl Observer {
 
 /// Whether the page is one of a query heap's.
 fn is_in_heap(address: usize) -> bool {
-    page_tag(std::ptr::without_provenance(address)).is_some_and(|tag| tag != 0)
+    tidepool_heap::is_in_heap(std::ptr::without_provenance(address))
 }
 
 /// Chunks that an operator keeps as they came: what of them lies in the query heap, that of long texts once.

@@ -6,12 +6,14 @@
 //!
 //! Thread caches never mix. A block in a tablespace enters only the explicit cache of its own heap's arena, and only from
 //! a thread that is inside that heap; from anywhere else it goes straight back to its arena. Any other block goes to the
-//! process's caches, also from inside a heap.
+//! process's caches, also from inside a heap. Where the process's own memory lies in a tablespace ([`crate::process`]), its
+//! pages have tags of their own, and its blocks enter the process's caches, too.
 
 use crate::arena::{self, Arena};
 use crate::blocks::{self, Watch};
 use crate::jemalloc::{self, TCACHE_MASK, layout_flags};
 use crate::machine;
+use crate::process;
 use crate::spill;
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -34,6 +36,8 @@ impl Route {
     pub const PROCESS: Route = Route(0);
     /// Noticed and served as the process's: see [`is_installed`].
     const PROBE: Route = Route((u16::MAX as u64) << 32);
+    /// Within a hook of the process's own arenas: served from a reserve.
+    pub const HOOK: Route = Route((u16::MAX as u64) << 32 | 1);
     const WATCH_SHIFT: u32 = 48;
 
     /// `cache`: the flag of a thread cache that is the calling thread's alone.
@@ -41,6 +45,15 @@ impl Route {
         let flags = arena.flag() | cache.unwrap_or(sys::MALLOCX_TCACHE_NONE);
         let watch = u64::from(watch.map_or(0, Watch::number));
         Route(watch << Route::WATCH_SHIFT | u64::from(arena.tag()) << 32 | u64::from(flags as u32))
+    }
+
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The inverse of `bits`.
+    pub fn of_bits(bits: u64) -> Route {
+        Route(bits)
     }
 
     pub fn is_watched(self) -> bool {
@@ -171,9 +184,13 @@ unsafe impl GlobalAlloc for TidepoolAllocator {
     }
 }
 
-/// Frees a block of a heap that this thread is not inside.
+/// Frees a block of a heap that this thread is not inside, or the process's own in a tablespace.
 #[inline(never)]
 unsafe fn free_outside(block: *mut u8, size: usize, flags: i32, tag: u16) {
+    if tag >= process::TAG_MIN {
+        // SAFETY: the caller's promises.
+        return unsafe { process::free(block, size, flags, tag) };
+    }
     // SAFETY: the caller's promises. Straight to its arena, as no cache of this thread is that arena's.
     unsafe { sys::sdallocx(block.cast(), size, flags | sys::MALLOCX_TCACHE_NONE) };
     if let Some(arena) = arena::by_tag(tag) {
@@ -211,6 +228,9 @@ unsafe fn routed_alloc(route: Route, layout: Layout, zero: i32) -> *mut u8 {
         // SAFETY: the caller's promises.
         return unsafe { overdraft_alloc(layout, zero) };
     }
+    if route == Route::HOOK {
+        return reserve_alloc(layout, zero);
+    }
     let flags = route.flags() | layout_flags(layout.align(), layout.size()) | zero;
     // SAFETY: the size is not zero; the flags name an arena and a cache that is this thread's alone.
     let block = unsafe { sys::mallocx(layout.size(), flags) };
@@ -223,6 +243,21 @@ unsafe fn routed_alloc(route: Route, layout: Layout, zero: i32) -> *mut u8 {
         }
         block.cast()
     }
+}
+
+#[cold]
+fn reserve_alloc(layout: Layout, zero: i32) -> *mut u8 {
+    let block = process::reserve(layout);
+    if block.is_null() {
+        // Better than to end the process.
+        // SAFETY: the size is not zero, as the caller promised.
+        return unsafe { overdraft_alloc(layout, zero) };
+    }
+    if zero != 0 {
+        // SAFETY: a block of this size, and this caller's.
+        unsafe { block.write_bytes(0, layout.size()) };
+    }
+    block
 }
 
 /// A block from the process although the thread is inside a heap.
@@ -295,6 +330,10 @@ unsafe fn routed_realloc(
     new_size: usize,
     flags: i32,
 ) -> *mut u8 {
+    if route == Route::PROCESS && tag.is_some_and(process::is_movable) {
+        // SAFETY: the block is jemalloc's, in the process's arenas, where it is to stay.
+        return unsafe { sys::rallocx(block.cast(), new_size, flags).cast() };
+    }
     if tag == Some(route.tag()) {
         // SAFETY: the block is of the arena that the flags name.
         let moved = unsafe { sys::rallocx(block.cast(), new_size, route.flags() | flags) };

@@ -91,6 +91,8 @@ static ARENA_ACTIVE: Mib<4> = Mib::new(c"stats.arenas.0.pactive");
 static ARENA_DIRTY: Mib<4> = Mib::new(c"stats.arenas.0.pdirty");
 static ARENA_PURGE: Mib<3> = Mib::new(c"arena.0.purge");
 static ARENA_DECAY: Mib<3> = Mib::new(c"arena.0.decay");
+static AUTOMATIC_ARENAS: Mib<2> = Mib::new(c"opt.narenas");
+static ARENA_HOOKS: Mib<3> = Mib::new(c"arena.0.extent_hooks");
 static ARENAS_COUNT: Mib<2> = Mib::new(c"arenas.narenas");
 static DEFAULT_DIRTY_DECAY: Mib<2> = Mib::new(c"arenas.dirty_decay_ms");
 static ARENA_DIRTY_DECAY: Mib<3> = Mib::new(c"arena.0.dirty_decay_ms");
@@ -117,6 +119,29 @@ pub unsafe fn create_arena(hooks: *mut sys::extent_hooks_t) -> Result<u32, i32> 
     let config = ArenaConfig { extent_hooks: hooks, metadata_use_hooks: false };
     // SAFETY: `unsigned` out, `arena_config_t` in, as documented; the hooks are the caller's promise.
     unsafe { ARENAS_CREATE.call(ARENAS_CREATE.parts(), Some(config)) }
+}
+
+/// Arenas that threads are given by jemalloc itself, numbered from zero. The next one is for blocks of 8 MiB and more.
+pub fn automatic_arenas() -> u32 {
+    // SAFETY: `unsigned` out.
+    unsafe { AUTOMATIC_ARENAS.call(AUTOMATIC_ARENAS.parts(), None::<()>) }.unwrap_or(0)
+}
+
+/// Gives an arena that jemalloc has of its own other hooks; makes it if need be, with its own books in the process's memory.
+///
+/// # Safety
+/// `hooks` live for ever, keep jemalloc's contract for extent hooks, and know what to do with memory of its own hooks.
+pub unsafe fn set_hooks(arena: u32, hooks: *mut sys::extent_hooks_t) -> Result<(), i32> {
+    // SAFETY: a size that is not zero; the block is freed at once.
+    unsafe {
+        let block = sys::mallocx(16, arena_flag(arena) | sys::MALLOCX_TCACHE_NONE);
+        if block.is_null() {
+            return Err(libc::ENOMEM);
+        }
+        sys::sdallocx(block, 16, sys::MALLOCX_TCACHE_NONE);
+        // `extent_hooks_t *` in.
+        ARENA_HOOKS.call(in_arena(&ARENA_HOOKS, 1, arena), Some(hooks))
+    }
 }
 
 fn in_arena<const N: usize>(mib: &Mib<N>, index: usize, arena: u32) -> [usize; N] {

@@ -21,6 +21,7 @@ mod clients;
 mod jemalloc;
 mod lease;
 mod machine;
+mod process;
 mod promise;
 mod query_heap;
 mod spill;
@@ -29,20 +30,31 @@ pub use allocator::{TidepoolAllocator, is_installed};
 pub use blocks::{BLOCK_BYTES_MIN, BlockEvent};
 pub use bulk::bulk;
 pub use clients::{ClientAccount, ClientMemory, Held, Reservation};
+pub use process::place_process_memory;
 pub use query_heap::{HeapGuard, HeapUsage, QueryHeap};
 pub use spill::open as open_overflow;
 
-/// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics.
+/// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics. Where a tablespace holds some
+/// of them ([`place_process_memory`]), free ones there count as allocated.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessMemory {
     pub allocated_bytes: u64,
     pub resident_bytes: u64,
 }
 
+/// Whether an address lies in a statement's heap.
+pub fn is_in_heap(address: *const u8) -> bool {
+    tidepool_tablespace::page_tag(address).is_some_and(|tag| (1..process::TAG_MIN).contains(&tag))
+}
+
 /// Takes some microseconds for each arena ever made.
 pub fn process_memory() -> ProcessMemory {
     let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers().chain(spill::number()));
-    ProcessMemory { allocated_bytes, resident_bytes }
+    let in_space = process::bytes();
+    ProcessMemory {
+        allocated_bytes: allocated_bytes.saturating_sub(in_space),
+        resident_bytes: resident_bytes.saturating_sub(in_space),
+    }
 }
 
 /// Runs `work` and tells by how many bytes what its thread has allocated grew meanwhile, in whichever heap: what `work` made and did not free, as far

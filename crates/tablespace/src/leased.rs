@@ -31,7 +31,7 @@ use crate::{Purpose, Tablespace, TablespaceConfig};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::{DEVICES_MAX, Device, PAGE_BYTES, Place, Protection, Window};
 #[cfg(not(loom))]
@@ -178,12 +178,29 @@ thread_local! {
 /// The lock of what is leased. While a thread has it, memory that the thread asks for comes from what is leased already.
 struct Growing<'a> {
     growth: MutexGuard<'a, Growth>,
+    before: Option<u64>,
 }
 
 impl Drop for Growing<'_> {
     fn drop(&mut self) {
+        if let (Some(before), Some((_, leave))) = (self.before, AROUND_GROWTH.get()) {
+            leave(before);
+        }
         WITHIN_GROWTH.set(false);
     }
+}
+
+/// What the allocator does when a thread takes the lock of growth, and gives it back.
+static AROUND_GROWTH: OnceLock<(Enter, Leave)> = OnceLock::new();
+
+type Enter = fn() -> u64;
+type Leave = fn(u64);
+
+/// Has `enter` called by a thread that takes the lock of a tablespace's growth, and `leave` with what that returned when it gives the
+/// lock back: where an allocator's own memory comes from such a tablespace, a thread with that lock must not wait for another that
+/// is inside the allocator and waits for the lock. Once in a process.
+pub fn around_growth(enter: Enter, leave: Leave) {
+    let _ = AROUND_GROWTH.set((enter, leave));
 }
 
 impl Lessor {
@@ -361,7 +378,8 @@ impl Leased {
             return None;
         }
         // Nothing under this lock panics.
-        Some(Growing { growth: self.growth.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) })
+        let growth = self.growth.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Some(Growing { growth, before: AROUND_GROWTH.get().map(|(enter, _)| enter()) })
     }
 
     pub fn held_bytes(&self) -> u64 {

@@ -198,3 +198,43 @@ fn an_ephemeral_database_lives_in_a_pool_and_leaves_nothing() {
     assert_eq!(extents(&pool, "free"), all);
     checked(&pool);
 }
+
+/// A server that keeps nothing, with its own memory in the pool, too. However it ends, its neighbour finds out, and all is free.
+#[test]
+fn a_server_wholly_in_a_pool_leaves_nothing_however_it_ends() {
+    let folder = folder();
+    let folder = folder.path();
+    let pool = make_pool(folder, "512MB");
+    let neighbour = start(folder, &pool, "neighbour", &[]);
+    run(&neighbour, LOAD);
+    let expected = answer(&neighbour, SUMS);
+    let of_server = || answer(&neighbour, "SELECT count(*) FROM tidepool.pool_extents WHERE database = 'b'");
+    let whole = ["--near", "pool:", "--far", "pool:", "--process-tablespace", "near"];
+    let whole = [&["serve", "--ephemeral", "--listen", "127.0.0.1:0", "--pool", &pool, "--database", "b"], &whole[..]];
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGABRT] {
+        let mut command = tidepool();
+        command.current_dir(folder).args(whole.concat());
+        let server = Serving::start(command).unwrap();
+        run(&server, LOAD);
+        assert_eq!(answer(&server, SUMS), expected);
+        // Its sessions and plans are there, beside rows.
+        let own = "SELECT sum(bytes) > 1000000 FROM tidepool.memory WHERE tablespace = 'near' AND purpose = 'heap'";
+        assert_eq!(answer(&server, own), "t");
+        assert_ne!(of_server(), "0");
+        server.signal(signal);
+        server.wait();
+        // Only a neighbour can say that the process is gone.
+        while of_server() != "0" {
+            std::thread::yield_now();
+        }
+    }
+    assert!(!folder.join("tidepool-data").exists(), "it keeps nothing");
+    assert_eq!(answer(&neighbour, SUMS), expected);
+    checked(&pool);
+    // What is not in a pool cannot hold it, nor what does not exist.
+    for space in ["near", "nowhere"] {
+        let refused = program(&["serve", "--ephemeral", "--near", "64MB", "--process-tablespace", space]);
+        assert!(!refused.status.success());
+        assert!(text(&refused.stderr).contains("is no tablespace at pool:"), "{}", text(&refused.stderr));
+    }
+}

@@ -21,7 +21,7 @@ const PAUSE_IDLE: Duration = Duration::from_millis(2);
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
 /// A process that follows.
-struct Following {
+pub(super) struct Following {
     roles: Arc<Roles>,
     follower: Follower,
     tail: PoolTail,
@@ -31,7 +31,7 @@ struct Following {
 }
 
 /// What came of a try to take over.
-enum Outcome {
+pub(super) enum Outcome {
     Primary,
     /// Another host was quicker.
     Follows(Box<Following>),
@@ -41,10 +41,8 @@ impl Database {
     /// Opens a database that lives in a pool, as primary or standby. 55006 where it is to be primary and another host is.
     pub(crate) fn open_in_pool(config: Config, begins_as: PoolRole) -> Result<Arc<Database>> {
         let host = PoolHost::join(&config)?.ok_or_else(|| Error::internal("a role without a pool"))?;
-        let (database, Attached { follower, tail }) = attach::attach(config, &host)?;
-        let roles = Arc::clone(database.roles.as_ref().ok_or_else(|| Error::internal("a pool without roles"))?);
-        let mut following =
-            Following { roles: Arc::clone(&roles), follower, tail, needed: 0, holding: Holding::default() };
+        let (database, mut following) = Following::attach(config, &host)?;
+        let roles = Arc::clone(&following.roles);
         let mut watcher = host.take_watcher()?;
         loop {
             let ends = match begins_as {
@@ -134,8 +132,15 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
 }
 
 impl Following {
+    /// A database as the pool has it, and what follows from there when it is told to.
+    pub(super) fn attach(config: Config, host: &Arc<PoolHost>) -> Result<(Arc<Database>, Following)> {
+        let (database, Attached { follower, tail }) = attach::attach(config, host)?;
+        let roles = Arc::clone(database.roles.as_ref().ok_or_else(|| Error::internal("a pool without roles"))?);
+        Ok((database, Following { roles, follower, tail, needed: 0, holding: Holding::default() }))
+    }
+
     /// Applies what is new. False: nothing was.
-    fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
+    pub(super) fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
         self.holding.look(&self.roles, database, self.follower.applied_ts())?;
         match self.tail.read()? {
             Next::Batch(batch) => {
@@ -171,7 +176,7 @@ impl Following {
     }
 
     /// Ends the term that was seen, applies the rest of the log, and becomes primary.
-    fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
+    pub(super) fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
         let Following { roles, mut follower, tail, needed, holding } = self;
         let begun = Instant::now();
         if !roles.set_role_from(&[HostRole::Following], HostRole::TakingOver) {

@@ -14,7 +14,10 @@ use tidepool_pool::words::{Host, Reign, TermState};
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Between two looks for hosts that have died.
-const BURY_INTERVAL: Duration = Duration::from_millis(200);
+const BURY_INTERVAL: Duration = Duration::from_millis(40);
+
+/// Between two looks whether the pool is nearly full.
+const RELIEF_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Between two runs of the fence command for one host, where it fails.
 const FENCE_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,7 +62,7 @@ pub(super) fn start(roles: &Arc<Roles>, watcher: Watcher) -> Result<()> {
 }
 
 fn watch(roles: &Roles, mut watcher: Watcher) {
-    let (mut failing, mut last_burial) = (false, Instant::now());
+    let (mut failing, mut last_burial, mut last_relief) = (false, Instant::now(), Instant::now());
     loop {
         if roles.state.lock().stopped {
             return;
@@ -71,6 +74,10 @@ fn watch(roles: &Roles, mut watcher: Watcher) {
             if last_burial.elapsed() >= BURY_INTERVAL {
                 last_burial = Instant::now();
                 roles.host().bury_the_dead(&mut watcher)?;
+            }
+            if last_relief.elapsed() >= RELIEF_INTERVAL {
+                last_relief = Instant::now();
+                roles.host().relieve()?;
             }
             roles.confirm_predecessor(&mut watcher)?;
             match roles.role() {
