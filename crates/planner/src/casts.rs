@@ -7,7 +7,9 @@
 //! PostgreSQL does, timestamps change zones by the session's, and a division by a floating-point zero is an error.
 
 use crate::arithmetic::{self, Kind};
-use crate::conversions::{conversion, conversion_of, is_string, per_value, read_texts, text_settings, write_texts};
+use crate::conversions::{
+    conversion, conversion_of, is_string, narrowing, per_value, read_texts, text_settings, write_texts,
+};
 use crate::errors::carry;
 use crate::float_range;
 use crate::numerics;
@@ -1588,8 +1590,11 @@ impl Checked {
     }
 }
 
-/// The arithmetic that a function watches over, if it is one that does.
+/// The arithmetic or cast that a function watches over, if it is one that does.
 pub fn watched(function: &ScalarFunction) -> Option<Expr> {
+    if let Some(cast) = narrowing(function) {
+        return Some(cast);
+    }
     let checked = function.func.inner().downcast_ref::<Checked>()?;
     let mut leaves = function.args.iter();
     let mut stack: Vec<Expr> = Vec::new();

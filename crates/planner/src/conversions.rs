@@ -5,15 +5,16 @@
 
 use crate::errors::carry;
 use crate::facts::SessionFacts;
-use crate::numerics;
 use crate::types::type_of;
+use crate::{float_range, numerics};
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, ListArray, StringViewBuilder, Time64NanosecondArray};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Float64Type, TimestampMicrosecondType};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::{Result, ScalarValue, internal_err};
+use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    Cast, ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use std::sync::Arc;
 use tidepool_base::{Error, SqlState, SqlType};
@@ -63,6 +64,7 @@ fn differs(from: &DataType, to: &DataType, is_utc: bool) -> bool {
                 || differs(from, to, is_utc)
         }
         (from, DataType::Time64(_)) if is_string(from) => true,
+        (DataType::Float64, DataType::Float32) => true,
         (from, to) => !is_utc && crosses_clocks(from, to),
     }
 }
@@ -75,6 +77,13 @@ pub fn conversion(value: Expr, from: &DataType, to: &FieldRef, is_utc: bool) -> 
 /// The conversion of a value to a type.
 pub fn conversion_of(value: Expr, to: &FieldRef) -> Expr {
     ScalarUDF::new_from_impl(Convert::to(to)).call(vec![value])
+}
+
+/// The cast that a conversion of a double to `real` stands for, if the function is one: whoever evaluates it refuses what is out of range.
+pub fn narrowing(function: &ScalarFunction) -> Option<Expr> {
+    let convert = function.func.inner().downcast_ref::<Convert>()?;
+    let ([value], DataType::Float32) = (function.args.as_slice(), convert.to.data_type()) else { return None };
+    Some(Expr::Cast(Cast { expr: Box::new(value.clone()), field: convert.to.clone() }))
 }
 
 /// Makes values of another type of its argument.
@@ -143,6 +152,7 @@ pub fn convert(array: &ArrayRef, to: &Field, settings: &TextSettings) -> Result<
         (from, target) if crosses_clocks(from, target) => {
             cross_clocks(array, target, settings.zone().map_err(carry)?).map_err(carry)
         }
+        (DataType::Float64, DataType::Float32) => Ok(Arc::new(float_range::narrow(array.as_primitive())?)),
         // Halves to the even number, as PostgreSQL's rint.
         (from, target) if is_float(from) && target.is_integer() => {
             let floats = arrow_cast(array, &DataType::Float64)?;

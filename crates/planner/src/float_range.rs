@@ -1,7 +1,7 @@
 //! Results of functions of floating-point numbers that no such number holds: 22003, where the library gives infinity, zero or NaN.
 
 use crate::errors::carry;
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array};
+use arrow::array::{Array, ArrayRef, AsArray, Float32Array, Float64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::Result;
@@ -108,6 +108,22 @@ pub fn check_arithmetic(
         }
     }
     Ok(())
+}
+
+/// Doubles as `real`. 22003 for one that no such number holds.
+pub fn narrow(doubles: &Float64Array) -> Result<Float32Array> {
+    doubles.try_unary(|value| match Fault::of_narrowing(value, value as f32) {
+        Some(fault) => Err(carry(fault.error())),
+        None => Ok(value as f32),
+    })
+}
+
+/// A sum of `real`s as one. 22003 if no such number holds it. A sum of small numbers may come to nothing.
+pub fn sum_as_real(sum: f64) -> Result<f32> {
+    match sum as f32 {
+        real if real.is_infinite() && !sum.is_infinite() => Err(carry(Fault::Overflow.error())),
+        real => Ok(real),
+    }
 }
 
 /// Doubles as an array. `None` for other values.

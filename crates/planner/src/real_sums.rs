@@ -2,6 +2,7 @@
 //!
 //! Sums are kept as doubles and rounded once, at the end, as the engine does.
 
+use crate::float_range;
 use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, Int64Type};
 use datafusion::common::{Result, ScalarValue, internal_err};
@@ -66,7 +67,7 @@ impl Accumulator for Sum {
     }
 
     fn evaluate(&mut self) -> Result<ScalarValue> {
-        Ok(ScalarValue::Float32((self.count > 0).then_some(self.sum as f32)))
+        Ok(ScalarValue::Float32(if self.count > 0 { Some(float_range::sum_as_real(self.sum)?) } else { None }))
     }
 
     fn size(&self) -> usize {
@@ -112,7 +113,7 @@ impl Accumulator for Distinct {
 
     fn evaluate(&mut self) -> Result<ScalarValue> {
         let sum: f64 = self.seen.iter().map(|bits| f64::from(f32::from_bits(*bits))).sum();
-        Ok(ScalarValue::Float32((!self.seen.is_empty()).then_some(sum as f32)))
+        Ok(ScalarValue::Float32(if self.seen.is_empty() { None } else { Some(float_range::sum_as_real(sum)?) }))
     }
 
     fn size(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Casts among integers, decimals and floats, and of dates to timestamps.
 
-use super::Value;
 use super::arithmetic::{out_of_range, rows_of_interest};
+use super::{Value, float_range};
 use crate::expr::Scalar;
 use crate::mask::Mask;
 use crate::simd::{map, simd};
@@ -94,7 +94,7 @@ impl Kernel {
     }
 
     pub fn can_fail(&self) -> bool {
-        self.check.is_some()
+        self.check.is_some() || matches!(self.way, Way::FloatToFloat { is_real: true })
     }
 }
 
@@ -164,7 +164,8 @@ pub fn cast(
             to_float(values, *divisor, *is_real, |value| value as f64, |value| value as f32)
         }
         (Way::FloatToFloat { is_real: true }, Values::Float(values)) => {
-            Values::Float(map(values, |value| f64::from(value as f32)).into())
+            let of_interest = || rows_of_interest(values.len(), valid_rows, live).positions();
+            Values::Float(float_range::narrow(values, of_interest)?.into())
         }
         (Way::FloatToFloat { is_real: false }, Values::Float(_)) => values,
         (Way::FloatToInt, Values::Float(values)) => {

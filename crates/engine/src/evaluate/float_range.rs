@@ -5,7 +5,7 @@
 
 use super::arithmetic::Side;
 use crate::expr::ArithmeticOp;
-use crate::simd::simd;
+use crate::simd::{map, simd};
 use tidepool_base::{Error, Result, SqlState};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,16 @@ impl Fault {
         match () {
             () if overflows(op)(left, right, result) => Some(Fault::Overflow),
             () if underflows(op)(left, right, result) => Some(Fault::Underflow),
+            () => None,
+        }
+    }
+
+    /// That of a double made `real`, if it has one.
+    #[inline(always)]
+    pub fn of_narrowing(value: f64, result: f32) -> Option<Fault> {
+        match () {
+            () if result.is_infinite() && !value.is_infinite() => Some(Fault::Overflow),
+            () if result == 0.0 && value != 0.0 => Some(Fault::Underflow),
             () => None,
         }
     }
@@ -147,6 +157,21 @@ pub(super) fn check(
         Some(fault) => Err(fault.error()),
         None => Ok(()),
     }
+}
+
+/// Doubles as `real`, each held as a double. Fails if that of a row of interest, which `rows` gives, is out of range.
+pub(super) fn narrow(values: &[f64], rows: impl FnOnce() -> Vec<u32>) -> Result<Vec<f64>> {
+    let results = map(values, |value| f64::from(value as f32));
+    let faulty = |value: f64, result: f64| {
+        (result.abs() == f64::INFINITY) & (value.abs() != f64::INFINITY) | (result == 0.0) & (value != 0.0)
+    };
+    if any_pair(values, &results, faulty) {
+        let fault = |row: u32| Fault::of_narrowing(values[row as usize], values[row as usize] as f32);
+        if let Some(fault) = rows().into_iter().find_map(fault) {
+            return Err(fault.error());
+        }
+    }
+    Ok(results)
 }
 
 /// Sums, differences and products written over an operand, all of whose rows are of interest. `is_right`: the values are the right operand.

@@ -6,7 +6,7 @@
 use super::datum::{Datum, is_covered, is_ordered, is_text};
 use crate::casts;
 use crate::errors::{from_arrow, from_datafusion};
-use arrow::array::{ArrayRef, Datum as ArrowDatum, Scalar};
+use arrow::array::{ArrayRef, AsArray, Datum as ArrowDatum, Scalar};
 use arrow::compute::kernels::numeric;
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, FieldRef, TimeUnit};
@@ -612,9 +612,13 @@ fn one(datum: &Datum<'_>, data_type: &DataType) -> Result<ArrayRef> {
     datum.to_scalar(data_type)?.to_array().map_err(from_datafusion)
 }
 
-/// Arrow's own cast of one value.
+/// Arrow's own cast of one value, but that it refuses a double which no `real` holds.
 #[cold]
 fn arrow_cast(datum: &Datum<'_>, from: &DataType, to: &DataType) -> Result<Datum<'static>> {
+    if (from, to) == (&DataType::Float64, &DataType::Float32) {
+        let narrow = crate::float_range::narrow(one(datum, from)?.as_primitive()).map_err(from_datafusion)?;
+        return Datum::of_array(&(Arc::new(narrow) as ArrayRef), 0);
+    }
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let cast = cast_with_options(&one(datum, from)?, to, &options).map_err(from_arrow)?;
     Datum::of_array(&cast, 0)

@@ -228,7 +228,7 @@ impl Scope<'_> {
                 let arguments = function.args.as_slice();
                 match (function.func.name(), arguments) {
                     (crate::casts::KEY, [value]) => Some(self.expr(value)?),
-                    ("tidepool_checked", _) => match crate::casts::watched(function) {
+                    ("tidepool_checked" | "tidepool_convert", _) => match crate::casts::watched(function) {
                         Some(watched) => self.native(&watched)?,
                         None => None,
                     },
