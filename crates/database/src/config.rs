@@ -77,7 +77,7 @@
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
-//! # role = "auto"                  # in place of `data`: the database lives in the pool; primary, standby or auto
+//! # role = "auto"                  # the database lives in the pool, `data` is a second tier; or primary, standby
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
@@ -1090,10 +1090,12 @@ impl ConfigBuilder {
                 return Err(config_error(format!("memory.process names \"{name}\", which is no tablespace at pool:")));
             }
         }
-        if pool.as_ref().is_some_and(|pool| pool.role.is_some()) && self.data_dir.is_some() {
-            return Err(config_error("a data folder beside pool.role".to_owned()).with_detail(
-                "A database with a role has its log, and all else that outlives its processes, in the pool.",
-            ));
+        if pool.as_ref().is_some_and(|pool| pool.role.is_some())
+            && self.data_dir.is_some()
+            && self.log.tablespace.is_some()
+        {
+            return Err(config_error("log.tablespace beside pool.role".to_owned())
+                .with_detail("A database with a role has its log in the pool. Its data folder has a copy of it."));
         }
         Ok(Config {
             data_dir: self.data_dir,
@@ -1525,7 +1527,10 @@ mod tests {
             ("[pool]\nlocation = \"file:/p\"\nrole = \"boss\"\n", "is no role"),
             ("[pool]\nlocation = \"file:/p\"\nhost_timeout = \"1ms\"\n", "at least 50ms"),
             ("[pool]\nlocation = \"file:/p\"\non_fenced = \"sulk\"\n", "neither exit nor rejoin"),
-            ("data = \"d\"\n[pool]\nlocation = \"file:/p\"\nrole = \"auto\"\n", "a data folder beside pool.role"),
+            (
+                "data = \"d\"\n[log]\ntablespace = \"near\"\n[pool]\nlocation = \"file:/p\"\nrole = \"auto\"\n",
+                "log.tablespace beside pool.role",
+            ),
             ("[memory.far]\nlocation = \"pool:\"\n", "pool.location names none"),
             ("nonsense", "line 1"),
             ("[memory.near]\nprofile = \"no such\"\n", "tablespace \"near\""),

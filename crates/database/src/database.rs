@@ -10,7 +10,9 @@ use crate::durability::log_writer::LogWriter;
 use crate::durability::redo::Redo;
 use crate::durability::small::MainPlaces;
 use crate::durability::space_configs::SpaceConfigs;
-use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder};
+use crate::durability::storage::{
+    EarlierLife, Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder,
+};
 use crate::durability::transaction_ids::TransactionIds;
 use crate::encode_pool::EncodePool;
 use crate::pool_host::PoolHost;
@@ -94,6 +96,8 @@ pub struct Database {
     starts: u32,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
+    /// Of a database that lives in a pool: pools that were lost.
+    pub(crate) earlier_lives: Mutex<Vec<EarlierLife>>,
     encode_pool: EncodePool,
     client_memory: Arc<ClientMemory>,
     progress: ProgressRegistry,
@@ -141,6 +145,8 @@ pub struct DatabaseStats {
 
 /// What a database begins with that follows another process's log.
 pub(crate) struct Follows<'f> {
+    /// Its data folder, which is its second tier.
+    pub storage: Option<Storage>,
     /// The log up to there is passed over.
     pub applied: CommitTs,
     /// What the process is in the pool that the configuration names, if it has joined.
@@ -170,15 +176,21 @@ impl Database {
         config: Config,
         files: Arc<dyn Files>,
         lock: Option<File>,
-        follows: Option<Follows<'_>>,
+        mut follows: Option<Follows<'_>>,
     ) -> Result<Arc<Database>> {
         tidepool_heap::set_process_limit(config.memory_limit_bytes);
-        let (storage, manifest) = match &config.data_dir {
-            None => {
-                let found = follows.as_ref().and_then(|follows| follows.catalogue);
-                (None, found.cloned().unwrap_or_else(Manifest::new))
+        let (storage, manifest) = match (&config.data_dir, &mut follows) {
+            (None, None) => (None, Manifest::new()),
+            (folder, Some(follows)) => {
+                let manifest = follows.catalogue.cloned().unwrap_or_else(Manifest::new);
+                let storage = follows.storage.take();
+                if let (Some(folder), Some(storage)) = (folder, &storage) {
+                    tidepool_heap::open_overflow(folder);
+                    storage.ids().pass(&Ids::of(&manifest).next());
+                }
+                (storage, manifest)
             }
-            Some(folder) => {
+            (Some(folder), None) => {
                 let (storage, manifest) = Storage::open(folder, files, lock)?;
                 tidepool_heap::open_overflow(folder);
                 (Some(storage), manifest)
@@ -193,7 +205,7 @@ impl Database {
         let configs = SpaceConfigs::of(&config, &manifest)?;
         let log_place = manifest.log.as_ref().map(|log| &log.place);
         // A folder that is new has nothing that a device lacks: who configures that is told what is wrong with it.
-        let known = storage.as_ref().filter(|_| manifest.identity.is_some());
+        let known = storage.as_ref().filter(|_| manifest.identity.is_some() && follows.is_none());
         let host = follows.as_ref().and_then(|follows| follows.host.clone());
         let pool = if host.is_some() { host } else { PoolHost::join(&config)? };
         let roles = match (&pool, &config.pool) {
@@ -212,7 +224,7 @@ impl Database {
             spaces.get(name)?;
         }
         let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
-        let mut log = storage.as_ref().map(open_log).transpose()?;
+        let mut log = storage.as_ref().filter(|_| follows.is_none()).map(open_log).transpose()?;
         let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead().map_err(advised))?;
         let transactions = match &follows {
             Some(follows) => Transactions::following(follows.applied),
@@ -250,6 +262,7 @@ impl Database {
             reload: OnceLock::new(),
             starts: manifest.starts + 1,
             altered: Mutex::new(configs.altered),
+            earlier_lives: Mutex::new(manifest.earlier_lives.clone()),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
             storage,
@@ -452,6 +465,7 @@ impl Database {
             starts: if self.storage.is_some() { self.starts } else { 0 },
             identity: log.as_ref().map(|home| home.identity.to_string()),
             log: log.map(|home| home.saved),
+            earlier_lives: self.earlier_lives.lock().clone(),
             tablespaces: created
                 .map(|space| match altered.remove(space.name()) {
                     Some(config) => SavedTablespace::new(&config),
@@ -559,7 +573,7 @@ impl Database {
         self.background.stop();
         self.background.wait();
         self.end_indexing();
-        let Some(storage) = &self.storage else { return self.leave_pool() };
+        let Some(storage) = self.storage.as_ref().filter(|_| self.roles.is_none()) else { return self.leave_pool() };
         if let Some(log) = self.log.get() {
             log.close()?;
         }
@@ -594,6 +608,10 @@ impl Database {
                 tracing::warn!("no manifest was written to the pool at the end: {error}");
             }
             log.close()?;
+            if let Some(tier) = roles.second_tier.get() {
+                // The log's end, too.
+                tier.end();
+            }
             roles.end_reign();
         }
         Ok(())
@@ -689,6 +707,9 @@ impl Drop for Database {
         drop(self.log_writer.take());
         self.seats.get_mut().clear();
         let is_written = self.log.take().is_some_and(|log| log.flush().is_ok());
+        if let Some(tier) = self.roles.as_ref().and_then(|roles| roles.second_tier.get()) {
+            tier.end();
+        }
         if let Some(roles) = self.roles.as_ref().filter(|_| is_written) {
             roles.end_reign();
         }

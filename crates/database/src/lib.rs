@@ -50,8 +50,8 @@ pub use lsn::Lsn;
 pub use patience::Patience;
 pub use pool_host::PoolHost;
 pub use roles::{
-    FollowProgress, HostRole, ReplayPause, RoleWatch, Standby, StandbyNames, StandbyWait, Switchover, SyncState,
-    Upstream,
+    FollowProgress, HostRole, ReplayPause, RoleWatch, SecondTierState, Standby, StandbyNames, StandbyWait, Switchover,
+    SyncState, Upstream,
 };
 pub use tidepool_log::LogPosition;
 pub use tidepool_txn::Isolation;

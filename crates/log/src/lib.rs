@@ -87,7 +87,7 @@ pub use tail::{Batch, Before, Begun, Next, Tail, TailRecord};
 #[cfg(not(loom))]
 pub use take_over::{PoolTail, Primary, TakeOver};
 #[cfg(not(loom))]
-pub use tee::{FileSource, FilesEnd, Tee, TeeWriter};
+pub use tee::{CopiedCall, FileSource, FilesEnd, Tee, TeeWriter};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] = &[

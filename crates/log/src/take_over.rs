@@ -112,7 +112,7 @@ impl TakeOver {
         let reign = member.run(reign)?.ok_or_else(|| term_lost(&*member, term))?;
         let begun = Begun { term, first, before };
         let log = Log::begin(device.clone(), config, begun, floor)?;
-        Ok(Primary { log, device, reign, root })
+        Ok(Primary { log, device, reign, root, first })
     }
 }
 
@@ -124,6 +124,8 @@ pub struct Primary {
     pub reign: Reign,
     /// In force, and this host's to replace.
     pub root: tidepool_pool::words::Root,
+    /// The first segment of its term.
+    pub first: u64,
 }
 
 impl Primary {

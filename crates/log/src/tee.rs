@@ -5,12 +5,13 @@
 //! another program put it there. Where a term ended is in the header of the next term's first segment, which is durable
 //! before a block of that term is written: whoever reads the files looks for that before deciding where a term ended.
 
-use crate::blocks::{Block, Blocks, Came, Cursor, Source, Verdict, read_header};
+use crate::blocks::{Block, Blocks, Came, Cursor, Source, Verdict, damaged, read_header};
 use crate::device::LogSegment;
 use crate::file_device::{AlignedBuffer, FileSegment, fill, name_in_term, number_of_term};
 use crate::files::{Files, OpenHow, StoredFile};
-use crate::format::{DatabaseIdentity, LogPosition, SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, LogPosition, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::room::lock;
+use crate::tail::Tail;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -180,6 +181,25 @@ impl Source for FileSource {
     }
 }
 
+impl Tail<FileSource> {
+    /// XX001 if the files have a block behind the place that the reader has come to, which found no more: what is between is
+    /// damaged or missing.
+    pub fn check_end(&self) -> Result<()> {
+        let (cursor, source) = (self.cursor(), self.source());
+        cursor.check_end(source)?;
+        let here = match cursor.is_within() {
+            true => (cursor.term, cursor.position()),
+            // Of the segment from which on it was to read there is nothing yet.
+            false => (cursor.term, LogPosition::new(cursor.number, 0)),
+        };
+        match source.end()? {
+            Some(end) if (end.term, end.end) > here => Err(damaged(source, here.0, here.1)
+                .with_detail(format!("There is no valid record there, and the log goes on up to {}.", end.end))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Where the log in files ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilesEnd {
@@ -207,6 +227,9 @@ pub struct Tee<S> {
     begins: Option<(u64, u64)>,
     /// The files are the log from a checkpoint in their folder on, without a gap.
     is_complete: bool,
+    /// Where the last block ended that was copied, and that is durable in the files.
+    copied_end: LogPosition,
+    durable_end: LogPosition,
     /// The greatest floor that a block names which was copied.
     copied: CommitTs,
     /// Everything up to here is in the files, durably.
@@ -238,7 +261,9 @@ impl<S: Source> Tee<S> {
             Some((term, number)) => Cursor::before_segment(files.identity, term, number),
             None => Cursor::at_start(files.identity),
         };
-        let durable = end.filter(|_| goes_on.is_some()).map_or(CommitTs(0), |end| end.floor);
+        let going_on = end.filter(|_| goes_on.is_some());
+        let durable = going_on.map_or(CommitTs(0), |end| end.floor);
+        let durable_end = going_on.map_or(LogPosition::default(), |end| end.end);
         Ok(Tee {
             blocks: Blocks::new(source, cursor),
             files,
@@ -249,6 +274,8 @@ impl<S: Source> Tee<S> {
             again_from: begins,
             begins,
             is_complete: goes_on.is_some() || end.is_none() && from.is_none(),
+            copied_end: durable_end,
+            durable_end,
             copied: durable,
             durable,
         })
@@ -291,6 +318,11 @@ impl<S: Source> Tee<S> {
         self.durable
     }
 
+    /// Where the last block ended that is in the files, durably.
+    pub fn durable_end(&self) -> LogPosition {
+        self.durable_end
+    }
+
     /// The files have all of the log that a start needs which has the folder alone. Until then nothing that is copied may
     /// be promised to be there.
     pub fn is_complete(&self) -> bool {
@@ -314,7 +346,7 @@ impl<S: Source> Tee<S> {
                 None => Cursor::at_start(self.files.identity),
             };
             self.blocks.restart(cursor);
-            self.copied = self.durable;
+            (self.copied, self.copied_end) = (self.durable, self.durable_end);
         }
         stepped
     }
@@ -353,6 +385,8 @@ impl<S: Source> Tee<S> {
         file.write_all_at(offset, bytes).map_err(|error| self.failed(&error))?;
         self.is_unsynced = true;
         self.copied = self.copied.max(block.header.floor);
+        self.copied_end =
+            self.copied_end.max(LogPosition::new(block.number, block.header.end().next_multiple_of(BLOCK_ALIGNMENT)));
         crash_point("log.tee.block");
         Ok(())
     }
@@ -373,7 +407,7 @@ impl<S: Source> Tee<S> {
 
     fn sync(&mut self) -> Result<()> {
         self.sync_file()?;
-        self.durable = self.copied;
+        (self.durable, self.durable_end) = (self.copied, self.copied_end);
         self.again_from = self.copying.or(self.again_from);
         Ok(())
     }
@@ -409,9 +443,13 @@ pub struct TeeWriter {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What is told that a commit is in the files, or why it is not.
+pub type CopiedCall = Box<dyn FnOnce(Result<()>) + Send>;
+
 #[derive(Debug, Default)]
 struct Shared {
     durable: AtomicU64,
+    durable_end: AtomicU64,
     needed_from: AtomicU64,
     is_complete: AtomicBool,
     is_stopped: AtomicBool,
@@ -420,13 +458,21 @@ struct Shared {
     wanted: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     waiters: usize,
+    /// Those who wait without a thread.
+    calls: Vec<(CommitTs, CopiedCall)>,
     /// Why nothing is copied, if that is so.
     failure: Option<Error>,
     /// Files of segments before it go.
     base: (u64, u64),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "State({} wait, {:?})", self.waiters + self.calls.len(), self.failure)
+    }
 }
 
 /// However the thread ends, those who wait are told.
@@ -442,7 +488,7 @@ impl Drop for Ends<'_> {
         let ended = || Error::new(SqlState::IO_ERROR, "the log is not copied into files any more");
         state.failure.get_or_insert_with(ended);
         drop(state);
-        self.shared.changed.notify_all();
+        self.shared.tell();
     }
 }
 
@@ -451,6 +497,7 @@ impl TeeWriter {
     pub fn start<S: Source + 'static>(mut tee: Tee<S>, kept_from: Arc<AtomicU64>) -> Result<TeeWriter> {
         let shared = Arc::<Shared>::default();
         shared.durable.store(tee.durable().0, Ordering::Release);
+        shared.durable_end.store(tee.durable_end().to_bits(), Ordering::Release);
         shared.is_complete.store(tee.is_complete(), Ordering::Release);
         shared.needed_from.store(tee.needed_from(), Ordering::Release);
         kept_from.store(tee.needed_from(), Ordering::Release);
@@ -469,6 +516,11 @@ impl TeeWriter {
     /// Everything up to here is in the files.
     pub fn durable(&self) -> CommitTs {
         CommitTs(self.shared.durable.load(Ordering::Acquire))
+    }
+
+    /// Where the last block ended that is in the files.
+    pub fn durable_end(&self) -> LogPosition {
+        LogPosition::from_bits(self.shared.durable_end.load(Ordering::Acquire))
     }
 
     /// As [`Tee::is_complete`].
@@ -521,9 +573,49 @@ impl TeeWriter {
         lock(&self.shared.state).waiters -= 1;
         outcome
     }
+
+    /// As `wait`, without a thread: `call` is told at once, or by the thread that copies.
+    pub fn when_copied(&self, ts: CommitTs, call: CopiedCall) {
+        if self.durable() >= ts {
+            return call(Ok(()));
+        }
+        let mut state = lock(&self.shared.state);
+        match &state.failure {
+            _ if self.durable() >= ts => {}
+            Some(failure) => {
+                let failure = failure.clone();
+                drop(state);
+                return call(Err(failure));
+            }
+            None => {
+                state.calls.push((ts, call));
+                drop(state);
+                self.shared.wanted.notify_all();
+                return;
+            }
+        }
+        drop(state);
+        call(Ok(()));
+    }
 }
 
 impl Shared {
+    /// Tells those who wait for what is in the files by now; after a failure all of them.
+    fn tell(&self) {
+        let (told, failure) = {
+            let mut state = lock(&self.state);
+            let durable = self.durable.load(Ordering::Acquire);
+            let failure = state.failure.clone();
+            let told: Vec<_> = state.calls.extract_if(.., |(ts, _)| ts.0 <= durable || failure.is_some()).collect();
+            (told, failure)
+        };
+        self.changed.notify_all();
+        let durable = self.durable.load(Ordering::Acquire);
+        for (ts, call) in told {
+            call(failure.clone().filter(|_| ts.0 > durable).map_or(Ok(()), Err));
+        }
+    }
+
     fn copy<S: Source>(&self, tee: &mut Tee<S>, kept_from: &AtomicU64) {
         let mut base = (0, 0);
         while !self.is_stopped.load(Ordering::Acquire) {
@@ -547,11 +639,13 @@ impl Shared {
                     if is_new {
                         // Under the lock, so that nobody sleeps who need not.
                         self.durable.store(tee.durable().0, Ordering::Release);
+                        self.durable_end.store(tee.durable_end().to_bits(), Ordering::Release);
                         drop(state);
-                        self.changed.notify_all();
+                        self.tell();
                     } else if !self.is_stopped.load(Ordering::Acquire) {
                         // What is waited for is in the pool, and found at the next step, unless the term's end is awaited.
-                        let time = if state.waiters == 0 { INTERVAL } else { INTERVAL / 20 };
+                        let is_waited_for = state.waiters > 0 || !state.calls.is_empty();
+                        let time = if is_waited_for { INTERVAL / 20 } else { INTERVAL };
                         drop(self.wanted.wait_timeout(state, time));
                     }
                 }
@@ -563,10 +657,12 @@ impl Shared {
                         tracing::error!(%error, "the log is not copied into files");
                     }
                     state.failure = Some(error);
-                    self.changed.notify_all();
+                    drop(state);
+                    self.tell();
                     if is_final {
                         return;
                     }
+                    let state = lock(&self.state);
                     if !self.is_stopped.load(Ordering::Acquire) {
                         drop(self.wanted.wait_timeout(state, RETRY));
                     }
@@ -576,8 +672,11 @@ impl Shared {
         // What was written before it was stopped, too.
         loop {
             match tee.step() {
-                Ok(true) => self.durable.store(tee.durable().0, Ordering::Release),
-                Ok(false) => return,
+                Ok(true) => {
+                    self.durable.store(tee.durable().0, Ordering::Release);
+                    self.durable_end.store(tee.durable_end().to_bits(), Ordering::Release);
+                }
+                Ok(false) => return self.tell(),
                 Err(error) => {
                     tracing::error!(%error, "the end of the log is not copied into files");
                     return;

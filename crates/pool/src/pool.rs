@@ -13,7 +13,7 @@ use crate::superblock::{self, FirstPage, LABEL_BYTES, Superblock};
 use crate::system;
 use crate::words::{
     Contents, Database, DeviceState, DeviceWord, End, Entry, EntryState, EventHead, EventKind, EventPart, Extent,
-    First, Host, HostState, Ident, Number, Owner, Reign, Role, Root, Seal, Segment, Slot, Term,
+    First, Host, HostState, Ident, Number, Owner, Reign, Role, Root, SLOTS, Seal, Segment, Slot, Term,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -712,6 +712,35 @@ impl Pool {
             }
         }
         Ok(locations)
+    }
+
+    /// Gives up what is at a location that was a pool's first device and cannot be opened as that any more, so that a pool can be
+    /// made there. 55006 while a host of this machine has it open.
+    pub fn give_up_damaged(location: &Location) -> Result<()> {
+        if let Location::File(path) = location
+            && path.metadata().is_ok_and(|metadata| metadata.len() < PAGE_BYTES as u64)
+        {
+            let failed = |error| Error::io(format_args!("remove file \"{}\"", path.display()), &error);
+            return std::fs::remove_file(path).map_err(failed);
+        }
+        let mapping = Mapping::open_shared(location, Protection::ReadWrite)?;
+        let device = mapping.device().ok_or_else(|| invalid(format!("\"{location}\" is no device")))?;
+        let page = first_page(&mapping);
+        match Superblock::read(&page, &location.to_string()) {
+            Ok(_) => {}
+            Err(error) if error.code() == SqlState::DATA_CORRUPTED || !Superblock::may_be_one(&page) => {}
+            // Somebody else's by now.
+            Err(error) => return Err(error),
+        }
+        for slot in 0..SLOTS as u64 {
+            let held = device.is_byte_locked(slot).map_err(|error| Error::io("look at a lock of the pool", &error))?;
+            if held {
+                return Err(Error::new(SqlState::OBJECT_IN_USE, format!("pool \"{location}\" is in use"))
+                    .with_detail(format!("A process of this machine has the lock of slot {slot}."))
+                    .with_hint("Stop the servers that use it."));
+            }
+        }
+        write_first_page(&mapping, &[0; PAGE_BYTES])
     }
 }
 

@@ -118,6 +118,11 @@ impl Superblock {
         Ok(FirstPage::Pool(Box::new(found)))
     }
 
+    /// A page begins as one of Tidepool's.
+    pub fn may_be_one(page: &[u8]) -> bool {
+        page.starts_with(&MAGIC) || page[COPY_BYTES..].starts_with(&MAGIC)
+    }
+
     fn of_copy(copy: &[u8]) -> Option<Superblock> {
         if xxh3_64(&copy[..CHECKSUM_OFFSET]) != u64::from_le_bytes(bytes(copy, CHECKSUM_OFFSET)) {
             return None;

@@ -220,8 +220,21 @@ fn roles(service: &Service, page: &mut Page) {
         "gauge",
         "How much older what a standby shows is, by host; at the primary.",
     );
+    page.family(
+        "tidepool_second_tier_lag_bytes",
+        "gauge",
+        "Bytes of the log that the primary's data folder does not have.",
+    );
+    page.family("tidepool_second_tier_complete", "gauge", "1 while the primary's data folder is enough for a start.");
+    page.family("tidepool_second_tier_failing", "gauge", "1 while nothing can be copied to the primary's data folder.");
     if database.role() == HostRole::Alone {
         return;
+    }
+    if let Some(tier) = database.second_tier() {
+        let lag = database.written_lsn().0.saturating_sub(database.lsn_of(tier.copied).0);
+        page.sample("tidepool_second_tier_lag_bytes", &[], lag);
+        page.sample("tidepool_second_tier_complete", &[], u8::from(tier.is_complete));
+        page.sample("tidepool_second_tier_failing", &[], u8::from(tier.failure.is_some()));
     }
     page.sample("tidepool_host_role", &[("role", database.role().name())], 1);
     if let Some(term) = database.term() {

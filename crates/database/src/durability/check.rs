@@ -1,18 +1,22 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
+use crate::durability::commit::counts;
 use crate::durability::log_home::{OpenedLog, find_log};
 use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, next_entry};
 use crate::durability::small::{MainRecord, SequenceRecord};
 use crate::durability::space_configs::SpaceConfigs;
-use crate::durability::storage::{self, Census, Copied, Finds, Manifest, Storage, lock_folder};
+use crate::durability::storage::{self, Census, Copied, Finds, LogCopy, Manifest, Storage, lock_folder};
+use crate::roles::tier2::{copy_folder, copy_of};
 use crate::{Config, Database};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, RowGroupId, SqlState, StoreId};
 use tidepool_device::Location;
 use tidepool_heap::QueryHeap;
 use tidepool_log::files::SystemFiles;
+use tidepool_log::{FileSource, Next, Tail};
 use tidepool_table::TableDef;
 
 /// What was looked at, and what is wrong with it, if anything.
@@ -80,7 +84,7 @@ impl Database {
             }
             checked.push(faults.of(version.shown_name(&table.def), looked_at));
         }
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage.as_ref().filter(|storage| storage.has_checkpoint()) {
             let mut faults = Faults::default();
             let looked_at = storage.check_files(&version, &mut |fault| faults.add(fault), interrupted)?;
             checked
@@ -89,16 +93,68 @@ impl Database {
         Ok(checked)
     }
 
-    /// Makes a checkpoint and copies it to `folder`, which is not there or empty (55000 otherwise), while others go on. 0A000
-    /// without a data folder; XX001 when a file is damaged; then there is no copy.
+    /// Makes a checkpoint and copies it to `folder`, which is not there or empty (55000 otherwise), while others go on. Of a
+    /// database that lives in a pool the checkpoint is made there, where this process has none of its own: a standby shows what it
+    /// has applied. 0A000 without a data folder or a pool; XX001 when a file is damaged; then there is no copy.
     pub fn backup(&self, folder: &Path, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
-        let Some(storage) = &self.storage else {
-            return Err(Error::unsupported("a database without a data folder cannot be backed up"));
+        let Some(storage) = self.saves_to() else {
+            if self.roles.is_none() {
+                return Err(Error::unsupported("a database without a data folder cannot be backed up"));
+            }
+            return QueryHeap::outside(|| self.save_as(folder, interrupted));
         };
         QueryHeap::outside(|| {
             self.checkpoint_unless(interrupted)?;
             storage.backup(folder, interrupted)
         })
+    }
+}
+
+impl Database {
+    /// Writes what there is now to a folder that is not there or empty, as a checkpoint of a data folder, and reads it back.
+    fn save_as(&self, folder: &Path, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+        storage::check_empty(&SystemFiles, folder)?;
+        let lock = lock_folder(folder)?;
+        let saved = self.save_into(folder, lock, interrupted);
+        if saved.is_err() {
+            // Best effort: without a manifest it is nobody's data.
+            for entry in ["MANIFEST", "SEQUENCES", "LOCK"] {
+                let _ = std::fs::remove_file(folder.join(entry));
+            }
+            let _ = std::fs::remove_dir_all(folder.join("rows"));
+            let _ = std::fs::remove_dir(folder);
+        }
+        saved
+    }
+
+    fn save_into(&self, folder: &Path, lock: File, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+        let (storage, _) = Storage::open(folder, Arc::new(SystemFiles), Some(lock))?;
+        storage.say_no_places();
+        storage.ids().pass(&self.ids.next());
+        let (version, writes) = {
+            // No change of what exists comes between the state and the view.
+            let _commit = self.commit.lock();
+            let writes = counts(&self.state());
+            (self.version(), writes)
+        };
+        // What is seen is acknowledged.
+        self.check_snapshot(version.view().ts())?;
+        let positions = version.catalog.sequences.values();
+        let positions: Vec<_> = positions.map(|sequence| (sequence.def.position_id, sequence.written())).collect();
+        storage.make_positions_file()?;
+        storage.write_positions(&positions)?;
+        let ts = version.view().ts();
+        let transaction_ids = self.transaction_ids.saved(ts, self.transactions());
+        let manifest =
+            Manifest { transaction_ids, identity: None, log: None, earlier_lives: Vec::new(), ..self.manifest(ts) };
+        storage.save(&version, &writes, BTreeSet::new(), manifest, self.tablespaces(), interrupted)?;
+        drop(version);
+        let mut faults = Vec::new();
+        let checked = storage.check_saved(&mut |fault| faults.push(fault), interrupted)?;
+        match faults.into_iter().next() {
+            Some(fault) => Err(Error::corrupted(fault)),
+            None => Ok(checked),
+        }
     }
 }
 
@@ -122,6 +178,15 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
     let (mut records, mut changes) = (0, 0);
     let mut loads = Loads::of(manifest);
     let mut read = || -> Result<()> {
+        if let Some(copy) = copy_of(manifest) {
+            return check_copy(&copy_folder(config, storage, copy), copy, storage, manifest, |piece| match piece {
+                Some(piece) => loads.take(piece).map(|count| changes += count),
+                None => {
+                    records += 1;
+                    Ok(())
+                }
+            });
+        }
         let (configs, finds) = (SpaceConfigs::of(config, manifest)?, Finds::new(manifest));
         let found = find_log(config, storage, manifest, &|name| configs.open_one(name, &finds))?;
         let Some(OpenedLog { recovery: mut log, .. }) = found else { return Ok(()) };
@@ -139,17 +204,8 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
                 return Err(Error::corrupted(format!("a record is of kind {}, which is not known", record.kind.0)));
             }
             records += 1;
-            while let Some(mut piece) = record.next_piece()? {
-                let mut store = None;
-                while let Some(entry) = next_entry(&mut piece)? {
-                    changes += 1;
-                    match entry {
-                        Entry::Store(id) => store = Some(id),
-                        Entry::Load { group, rows, .. } => loads.add(store, group, rows),
-                        Entry::Catalog(change) => loads.learn(&change),
-                        Entry::Put(..) | Entry::Patch(..) | Entry::Delete(_) | Entry::Id(_) => {}
-                    }
-                }
+            while let Some(piece) = record.next_piece()? {
+                changes += loads.take(piece)?;
             }
         }
         Ok(())
@@ -169,6 +225,41 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
     faults.of("the log since then", format!("{records} transactions, {changes} changes{of_files}"))
 }
 
+/// Reads the copy of a pool's log to its end. `piece` is told of each record, and of the pieces of those that changed rows.
+fn check_copy(
+    folder: &Path,
+    copy: &LogCopy,
+    storage: &Storage,
+    manifest: &Manifest,
+    mut piece: impl FnMut(Option<&[u8]>) -> Result<()>,
+) -> Result<()> {
+    if !folder.exists() {
+        return Err(Error::corrupted(format!("folder \"{}\" is missing", folder.display())));
+    }
+    let identity = manifest.identity()?.ok_or_else(|| Error::corrupted("a copy of a log is nobody's"))?;
+    let source = FileSource::open(Arc::clone(storage.files()), folder, copy.segment_bytes, identity)?;
+    let from = if copy.from.is_some() { copy.from } else { source.oldest()? };
+    let mut tail = Tail::open(source, identity, from);
+    tail.skip_to(manifest.commit_ts);
+    while let Next::Batch(batch) = tail.read()? {
+        for mut record in batch.records {
+            if record.kind == MAIN {
+                MainRecord::from_bytes(&tail.payload_of(&record)?)?;
+            } else if record.kind == SEQUENCE {
+                SequenceRecord::from_bytes(&tail.payload_of(&record)?)?;
+            } else if record.kind == COMMIT {
+                piece(None)?;
+                while let Some(bytes) = tail.next_piece(&mut record)? {
+                    piece(Some(bytes))?;
+                }
+            } else if !record.kind.may_be_skipped() {
+                return Err(Error::corrupted(format!("a record is of kind {}, which is not known", record.kind.0)));
+            }
+        }
+    }
+    tail.check_end()
+}
+
 /// Row files that the log names, and no checkpoint yet.
 struct Loads {
     /// The tables that stores were made for, as they were then.
@@ -180,6 +271,21 @@ impl Loads {
     fn of(manifest: &Manifest) -> Loads {
         let tables = manifest.tables.iter().filter_map(|table| Some((table.store?, table.def.clone())));
         Loads { tables: tables.collect(), found: Vec::new() }
+    }
+
+    /// Of a piece of a record. How many entries it has.
+    fn take(&mut self, mut piece: &[u8]) -> Result<u64> {
+        let (mut store, mut entries) = (None, 0);
+        while let Some(entry) = next_entry(&mut piece)? {
+            entries += 1;
+            match entry {
+                Entry::Store(id) => store = Some(id),
+                Entry::Load { group, rows, .. } => self.add(store, group, rows),
+                Entry::Catalog(change) => self.learn(&change),
+                Entry::Put(..) | Entry::Patch(..) | Entry::Delete(_) | Entry::Id(_) => {}
+            }
+        }
+        Ok(entries)
     }
 
     fn add(&mut self, store: Option<StoreId>, group: RowGroupId, rows: u64) {

@@ -4,16 +4,19 @@ use crate::catalog::state::{Changes, Coming};
 use crate::durability::log_home::OpenedLog;
 use crate::durability::log_writer::LogWriter;
 use crate::durability::recovery::Recovered;
-use crate::durability::redo::{CatalogChange, Logged, Redo, point};
+use crate::durability::redo::{CHECKPOINT, CatalogChange, Logged, Redo, point};
 use crate::durability::small::MainPlaces;
-use crate::durability::storage::{Manifest, Storage, Writes};
+use crate::durability::storage::{FileKey, Manifest, Storage, Writes};
 use crate::durability::transaction_ids::TransactionIds;
-use crate::{Database, DatabaseState, Patience};
-use std::collections::BTreeMap;
+use crate::roles::tier2::SecondTier;
+use crate::roles::{HostRole, Roles};
+use crate::{Database, DatabaseState, DatabaseVersion, Patience};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tidepool_base::{CommitTs, Error, Result, StoreId, TableId};
+use tidepool_log::Log;
 use tidepool_table::rows::{Change, WriteSet};
 use tidepool_table::{RowGroup, Table, TableDef};
 use tidepool_txn::Worker;
@@ -181,6 +184,12 @@ impl Database {
         self.index_tables()
     }
 
+    /// The data folder, if this process writes checkpoints to it.
+    pub(crate) fn saves_to(&self) -> Option<&Storage> {
+        let is_second = |roles: &Arc<Roles>| roles.second_tier.get().is_some() && roles.role() == HostRole::Primary;
+        self.storage.as_ref().filter(|_| self.roles.as_ref().is_none_or(is_second))
+    }
+
     /// A checkpoint: writes all that is committed to the data folder, so that the log need not have it.
     pub(crate) fn save(&self) -> Result<()> {
         self.save_unless(&|| Ok(()))
@@ -188,7 +197,7 @@ impl Database {
 
     /// As `save`; the error of `interrupted` ends it, and the folder stays as it was.
     fn save_unless(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
+        let Some(storage) = self.saves_to() else { return Ok(()) };
         let _saving = storage.saving_unless(interrupted)?;
         // Before anything is looked at: a commit from here on sets it again.
         let dirty = self.dirty.swap(false, Ordering::AcqRel);
@@ -210,6 +219,10 @@ impl Database {
         let ts = version.view().ts();
         // What is merged from here on is looked for in the tables, and has ids that were drawn later.
         point("checkpoint.view");
+        if let (Some(tier), Some(log)) = (self.roles.as_ref().and_then(|roles| roles.second_tier.get()), self.log.get())
+        {
+            return self.save_second(storage, tier, log, &version, &writes, named, interrupted);
+        }
         let transaction_ids = self.transaction_ids.saved(ts, self.transactions());
         let settings = Manifest { transaction_ids, ..self.manifest(ts) };
         storage.save(&version, &writes, named, settings, self.tablespaces(), interrupted)?;
@@ -220,9 +233,45 @@ impl Database {
         Ok(())
     }
 
+    /// Writes a checkpoint of a database that lives in a pool to its second tier.
+    #[expect(clippy::too_many_arguments, reason = "what a checkpoint has at hand")]
+    fn save_second(
+        &self,
+        storage: &Storage,
+        tier: &SecondTier,
+        log: &Log,
+        version: &DatabaseVersion,
+        writes: &Writes,
+        named: BTreeSet<FileKey>,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        tier.tries();
+        let ts = version.view().ts();
+        // What the view shows is durable then, this host still reigned, and who takes over goes on above it.
+        let marked = self.commit_small(CHECKPOINT, &[0; 4])?;
+        log.wait_durable(marked, || Ok(()))?;
+        let roles = self.roles.as_ref().and_then(|roles| roles.checkpoints());
+        let from = match log.needed_from(ts) {
+            0 => None,
+            number => roles.map(|checkpoints| checkpoints.segment(number)).transpose()?,
+        };
+        let transaction_ids = self.transaction_ids.saved(ts, self.transactions());
+        let manifest = Manifest { transaction_ids, log: Some(tier.saved(from)), ..self.manifest(ts) };
+        let manifest = Manifest { identity: self.roles.as_ref().map(|roles| roles.identity().to_string()), ..manifest };
+        let sequences = &version.catalog.sequences;
+        storage.make_positions_file()?;
+        storage.save(version, writes, named, manifest, self.tablespaces(), interrupted)?;
+        // For copies of the folder, which have no log.
+        let positions: Vec<_> =
+            sequences.values().map(|sequence| (sequence.def.position_id, sequence.written())).collect();
+        storage.write_positions(&positions)?;
+        tier.based(storage, ts, from);
+        Ok(())
+    }
+
     /// Writes what is neither table nor another object of a schema.
     pub(crate) fn save_settings(&self) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
+        let Some(storage) = self.saves_to() else { return Ok(()) };
         let saved = {
             let _saving = storage.saving();
             storage.save_settings(self.manifest(CommitTs(0)))?
@@ -241,7 +290,7 @@ impl Database {
         if self.dirty.load(Ordering::Acquire) {
             self.save_unless(interrupted)?;
         }
-        let Some(storage) = &self.storage else { return Ok(()) };
+        let Some(storage) = self.saves_to() else { return Ok(()) };
         let version = self.version();
         self.access_log().forget_missing(|table| version.table_by_id(table).map(|table| table.def.clone()));
         storage.save_workload(&self.workload())
@@ -264,7 +313,13 @@ impl Database {
         if !self.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
-        let is_long = self.log.get().is_some_and(|log| log.wants_checkpoint());
+        let bytes_max = self.config().log.bytes_max;
+        let is_long = match self.roles.as_ref().map(|roles| roles.second_tier.get()) {
+            None => self.log.get().is_some_and(|log| log.wants_checkpoint()),
+            Some(tier) => {
+                (tier.zip(self.log.get())).is_some_and(|(tier, log)| tier.wants_checkpoint(log.position(), bytes_max))
+            }
+        };
         if is_long || self.last_checkpoint.lock().elapsed() >= self.config().log.checkpoint_timeout {
             self.save()?;
         }

@@ -59,6 +59,7 @@ impl LogPlace {
         match self {
             LogPlace::Folder(folder) => format!("folder \"{}\"", folder_of(folder.as_deref(), storage).display()),
             LogPlace::Memory(region) => format!("tablespace \"{}\"", region.contents.tablespace),
+            LogPlace::Pool(copy) => format!("pool \"{}\"", copy.pool.location),
         }
     }
 
@@ -120,6 +121,14 @@ pub(crate) fn find_log(
     let place = || LogPlace::Folder(configured_folder(config));
     let unmarked = || SavedLog { place: place(), closed: false, noted: false, left: None };
     let saved = manifest.log.clone().unwrap_or_else(unmarked);
+    if let LogPlace::Pool(copy) = &saved.place {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("data folder \"{}\" belongs to a database that lives in a pool", storage.folder().display()),
+        )
+        .with_detail(format!("The pool is \"{}\"; the folder is its second tier.", copy.pool.location))
+        .with_hint("Start the server with --pool and --role, or restore a backup of it."));
+    }
     match find(config, storage, &saved.place, identity, is_marked, spaces) {
         Ok(device) => {
             let notes = match (saved.closed, saved.noted) {
@@ -185,6 +194,7 @@ fn find(
             space.keep_always([(offset, len)]);
             Ok(LogMemory::Memory(Arc::new(MemoryDevice::open(found, identity)?), space))
         }
+        LogPlace::Pool(_) => Err(Error::internal("the log of a pool is opened as a folder's")),
     }
 }
 
@@ -310,7 +320,7 @@ impl OpenedLog {
                     Err(_) => storage.write_mark(&path, MARK, &mark(self.home.identity)),
                 }
             }
-            LogPlace::Memory(_) => Ok(()),
+            LogPlace::Memory(_) | LogPlace::Pool(_) => Ok(()),
         }
     }
 }

@@ -20,6 +20,9 @@ pub fn reset_log(config: &Config, force: bool) -> Result<Option<PathBuf>> {
     let folder = match manifest.log.as_ref().map(|log| &log.place) {
         Some(LogPlace::Folder(folder)) => Some(folder_of(folder.as_deref(), &storage)),
         Some(LogPlace::Memory(_)) => None,
+        Some(LogPlace::Pool(copy)) => {
+            Some(folder_of(configured_folder(config).as_deref(), &storage).join(&copy.folder))
+        }
         None => Some(folder_of(configured_folder(config).as_deref(), &storage)),
     };
     // First: from now on there is none.

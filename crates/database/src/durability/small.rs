@@ -103,7 +103,8 @@ impl SequenceRecord {
 impl KeptPositions for Database {
     /// In the data folder, if there is one, and, where somebody may follow the log, there.
     fn write_position(&self, position_id: u32, position: Position) -> Result<()> {
-        if let Some(storage) = &self.storage {
+        // In a pool the log has it, and so has its copy.
+        if let Some(storage) = self.storage.as_ref().filter(|_| self.roles.is_none()) {
             storage.write_position(position_id, position)?;
         }
         if let Some(log) = self.log.get()

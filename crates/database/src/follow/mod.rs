@@ -132,7 +132,7 @@ impl Database {
         if config.data_dir.is_some() {
             return Err(Error::unsupported("a database that follows a log has no data folder of its own"));
         }
-        let follows = Follows { applied: CommitTs(0), host: None, catalogue: None };
+        let follows = Follows { storage: None, applied: CommitTs(0), host: None, catalogue: None };
         Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))
     }
 

@@ -2,6 +2,7 @@
 
 use super::places::PoolGroups;
 use crate::database::Follows;
+use crate::durability::storage::Storage;
 use crate::durability::tier1::FoundManifest;
 use crate::follow::Follower;
 use crate::pool_host::PoolHost;
@@ -13,7 +14,7 @@ use tidepool_log::files::SystemFiles;
 use tidepool_pool::words::HostState;
 
 /// Threads that apply rows, at most: they share the machine with statements that read.
-const APPLY_THREADS_MAX: usize = 4;
+pub(super) const APPLY_THREADS_MAX: usize = 4;
 
 /// What applies the log, and where in it to go on.
 pub(crate) struct Attached {
@@ -22,14 +23,19 @@ pub(crate) struct Attached {
 }
 
 /// Makes a database of what the pool has, as of a state that its primary had, and what goes on from there. The host holds the
-/// root in force, which it did when it joined.
-pub(crate) fn attach(config: Config, host: &Arc<PoolHost>) -> Result<(Arc<Database>, Attached)> {
+/// root in force, which it did when it joined. `storage`: of the data folder beside the pool.
+pub(crate) fn attach(
+    config: Config,
+    host: &Arc<PoolHost>,
+    storage: Option<Storage>,
+) -> Result<(Arc<Database>, Attached)> {
     let threads = config.threads.clamp(1, APPLY_THREADS_MAX);
     let found = FoundManifest::in_force(host.member())?;
     let after = found.as_ref().map_or(CommitTs(0), |found| found.header.commit_ts);
     // Where there is no manifest, the log has everything, from its beginning on.
     let from = found.as_ref().and_then(|found| found.header.log).map(|log| (log.term, log.segment));
     let follows = Follows {
+        storage,
         applied: after,
         host: Some(Arc::clone(host)),
         catalogue: found.as_ref().map(|found| &found.catalogue),

@@ -2,9 +2,10 @@
 
 use super::attach::Attached;
 use super::manifests::Holding;
-use super::{HostRole, Roles, attach, manifests, watch};
+use super::{HostRole, Roles, attach, manifests, tier2, watch};
 use crate::config::PoolRole;
 use crate::durability::log_writer::LogWriter;
+use crate::durability::storage::Storage;
 use crate::follow::{Batch, Follower, LoggedRecord};
 use crate::pool_host::PoolHost;
 use crate::{Config, Database};
@@ -37,12 +38,17 @@ pub(super) enum Outcome {
     Follows(Box<Following>),
 }
 
-impl Database {
-    /// Opens a database that lives in a pool, as primary or standby. 55006 where it is to be primary and another host is.
-    pub(crate) fn open_in_pool(config: Config, begins_as: PoolRole) -> Result<Arc<Database>> {
-        let host = PoolHost::join(&config)?.ok_or_else(|| Error::internal("a role without a pool"))?;
-        let (database, mut following) = Following::attach(config, &host)?;
-        let roles = Arc::clone(&following.roles);
+impl Following {
+    pub fn of(roles: &Arc<Roles>, attached: Attached) -> Following {
+        let Attached { follower, tail } = attached;
+        Following { roles: Arc::clone(roles), follower, tail, needed: 0, holding: Holding::default() }
+    }
+
+    /// Takes over at once, if it is to be primary where there is none, or has a thread follow.
+    pub fn run(self, database: &Arc<Database>, begins_as: PoolRole) -> Result<Arc<Database>> {
+        let (mut following, roles) = (self, database.roles.clone());
+        let roles = roles.ok_or_else(|| Error::internal("a pool without roles"))?;
+        let host = Arc::clone(roles.host());
         let mut watcher = host.take_watcher()?;
         loop {
             let ends = match begins_as {
@@ -56,25 +62,25 @@ impl Database {
                 break;
             };
             // A predecessor that is dead is found to be so here as well as by any other host.
-            match following.take_over(&database, seen)? {
+            match following.take_over(database, seen)? {
                 Outcome::Primary => {
                     watch::start(&roles, watcher)?;
-                    return Ok(database);
+                    return Ok(Arc::clone(database));
                 }
                 Outcome::Follows(back) => following = *back,
             }
         }
         // Statements are to see what there is by now.
-        while following.read(&database)? {}
+        while following.read(database)? {}
         roles.note_progress(|progress| progress.has_caught_up = true);
-        let (weak, of_thread) = (Arc::downgrade(&database), Arc::clone(&roles));
+        let (weak, of_thread) = (Arc::downgrade(database), Arc::clone(&roles));
         let thread = std::thread::Builder::new()
             .name("follow".to_owned())
             .spawn(move || follow(following, &of_thread, &weak))
             .map_err(|error| Error::io("start the thread that follows", &error))?;
         roles.state.lock().threads.push(thread);
         watch::start(&roles, watcher)?;
-        Ok(database)
+        Ok(Arc::clone(database))
     }
 }
 
@@ -133,10 +139,15 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
 
 impl Following {
     /// A database as the pool has it, and what follows from there when it is told to.
-    pub(super) fn attach(config: Config, host: &Arc<PoolHost>) -> Result<(Arc<Database>, Following)> {
-        let (database, Attached { follower, tail }) = attach::attach(config, host)?;
+    pub(super) fn attach(
+        config: Config,
+        host: &Arc<PoolHost>,
+        storage: Option<Storage>,
+    ) -> Result<(Arc<Database>, Following)> {
+        let (database, attached) = attach::attach(config, host, storage)?;
         let roles = Arc::clone(database.roles.as_ref().ok_or_else(|| Error::internal("a pool without roles"))?);
-        Ok((database, Following { roles, follower, tail, needed: 0, holding: Holding::default() }))
+        let following = Following::of(&roles, attached);
+        Ok((database, following))
     }
 
     /// Applies what is new. False: nothing was.
@@ -210,6 +221,11 @@ impl Following {
         let term = primary.reign.term.0;
         // From here on statements of this process write.
         without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
+        // Before manifests are written, upon which what is before them of the log goes.
+        if let Err(error) = tier2::start(&roles, database, &primary) {
+            tracing::error!("the data folder is no second tier: {error}");
+            *roles.second_tier_failure.lock() = Some(error);
+        }
         manifests::start(&roles, database, &primary)?;
         tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
         Ok(Outcome::Primary)

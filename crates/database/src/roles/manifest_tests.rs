@@ -28,12 +28,12 @@ fn open(place: &Place, name: &str, role: PoolRole) -> Arc<Database> {
     Database::open(config).unwrap()
 }
 
-fn write_manifest(database: &Database) -> bool {
+pub(super) fn write_manifest(database: &Database) -> bool {
     let checkpoints = Arc::clone(database.roles.as_ref().unwrap().checkpoints().unwrap());
     checkpoints.write(database).unwrap().is_some()
 }
 
-fn member(database: &Database) -> Arc<Member> {
+pub(super) fn member(database: &Database) -> Arc<Member> {
     Arc::clone(database.roles.as_ref().unwrap().host().member())
 }
 
@@ -45,7 +45,7 @@ fn count(place: &Place, what: impl Fn(&str, &str) -> bool) -> u64 {
 }
 
 /// Ends a process that writes nothing at its end.
-fn end(database: Arc<Database>) {
+pub(super) fn end(database: Arc<Database>) {
     database.halt();
     drop(database);
 }
@@ -147,7 +147,7 @@ fn ids_say_what_became_of_their_transactions_at_hosts_that_attach() {
     database.close().unwrap();
 }
 
-fn assert_same(found: &Content, expected: &Content, when: &str) {
+pub(super) fn assert_same(found: &Content, expected: &Content, when: &str) {
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{when}");
     for (name, rows) in expected {
         let differs = found[name].iter().filter(|row| rows.binary_search(row).is_err());

@@ -13,6 +13,7 @@
 //! Lock order: none of what is locked here is held while something else is locked.
 
 mod attach;
+mod fall_back;
 mod following;
 #[cfg(test)]
 mod manifest_tests;
@@ -25,15 +26,20 @@ mod standby_names;
 mod synchronous;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tier2;
+#[cfg(test)]
+mod tier2_tests;
 mod watch;
 
 use crate::Database;
 use crate::config::{OnFenced, PoolRole, PoolSettings};
 use crate::durability::redo::TICK;
+use crate::durability::storage::Manifest;
 use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
 use crate::roles::synchronous::Synchronous;
+use crate::roles::tier2::SecondTier;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -46,6 +52,7 @@ use tidepool_pool::words::{Extent, Host, HostState, Reign};
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
 pub use standby_names::StandbyNames;
 pub use synchronous::{StandbyWait, SyncState};
+pub use tier2::SecondTierState;
 
 /// What a process is to its database now. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +166,12 @@ pub(crate) struct Roles {
     reign: OnceLock<Reign>,
     /// Writes manifests from then on.
     checkpoints: OnceLock<Arc<Checkpoints>>,
+    /// Of a primary with a data folder.
+    pub(crate) second_tier: OnceLock<SecondTier>,
+    /// Why there is none, though there is a folder.
+    second_tier_failure: Mutex<Option<Error>>,
+    /// The manifest of the data folder as the process found it.
+    pub(crate) folder: Mutex<Option<Manifest>>,
     state: Mutex<State>,
     changed: Condvar,
     watches: Mutex<Vec<RoleWatch>>,
@@ -194,6 +207,9 @@ impl Roles {
             appended: Arc::default(),
             reign: OnceLock::new(),
             checkpoints: OnceLock::new(),
+            second_tier: OnceLock::new(),
+            second_tier_failure: Mutex::default(),
+            folder: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watches: Mutex::default(),

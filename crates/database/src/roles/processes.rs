@@ -23,6 +23,8 @@ use tidepool_device::Location;
 
 const POOL_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_POOL";
 const SEED_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_SEED";
+/// Beside the pool, of a host with a second tier.
+const FOLDER_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_FOLDER";
 
 /// Rows of a transaction, all with numbers of one multiple of it.
 const ROWS: usize = 10;
@@ -51,7 +53,10 @@ fn child() {
     let place = Location::File(pool.into());
     // As of large tables: keys are looked for while indexes are filled, and the process may die meanwhile. Every third leaves that to those.
     INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: seed.is_multiple_of(3) }));
-    let database = Database::open(super::tests::config_at(place, &format!("host-{seed}"), PoolRole::Auto, TIMEOUT));
+    let mut config = super::tests::config_at(place, &format!("host-{seed}"), PoolRole::Auto, TIMEOUT);
+    config.data_dir = std::env::var_os(FOLDER_VARIABLE).map(Into::into);
+    let has_folder = config.data_dir.is_some();
+    let database = Database::open(config);
     let database = match database {
         // Another one has been suspicious in the meantime.
         Err(error) if error.code() == SqlState::CRASH_SHUTDOWN => return say(format!("fenced {}\n", error.message())),
@@ -75,8 +80,23 @@ fn child() {
         insert(&mut transaction, "left", 0..MOVED).unwrap();
         transaction.commit().unwrap();
     }
+    // What is committed before the folder is complete is in the pool alone.
+    while has_folder && !database.second_tier().unwrap().is_complete {
+        database.checkpoint().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let next = AtomicUsize::new(seed * NUMBERS + NUMBERS);
     std::thread::scope(|scope| {
+        if has_folder {
+            scope.spawn(|| {
+                let mut random = StdRng::seed_from_u64(seed as u64);
+                while database.role() == HostRole::Primary {
+                    std::thread::sleep(Duration::from_millis(random.random_range(10..200)));
+                    // It may be fenced meanwhile.
+                    let _ = database.checkpoint();
+                }
+            });
+        }
         for thread in 0..WRITERS {
             let (database, next) = (&database, &next);
             scope.spawn(move || {
@@ -170,12 +190,19 @@ struct Told {
 
 impl Running {
     fn start(place: &Place, number: usize, crash: Option<&str>) -> Running {
+        Running::start_with(place, number, crash, None)
+    }
+
+    fn start_with(place: &Place, number: usize, crash: Option<&str>, folder: Option<&str>) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "roles::processes::child", "--nocapture"]).env_remove(CRASH_POINT_VARIABLE);
         let Location::File(path) = place.location() else { panic!("a pool is a file") };
         command.env(POOL_VARIABLE, path).env(SEED_VARIABLE, number.to_string());
         if let Some(crash) = crash {
             command.env(CRASH_POINT_VARIABLE, crash);
+        }
+        if let Some(folder) = folder {
+            command.env(FOLDER_VARIABLE, place.folder(folder));
         }
         let errors = place.file(&format!("errors-{number}"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
@@ -304,10 +331,24 @@ fn failovers(seed: u64, count: usize) {
         }
     }
     let database = place.open("last", PoolRole::Auto);
+    verify(seed, &database, &told);
+    database.close().unwrap();
+    drop(database);
+    place.checked();
+    let (acknowledged, loaded) = (told.acknowledged.len(), told.loaded.len());
+    println!(
+        "seed {seed}: {} primaries of {started} processes; {acknowledged} insertions, {loaded} loads, {} transfers",
+        told.primaries.len(),
+        told.moved
+    );
+}
+
+/// What was acknowledged is there, and nothing in part.
+fn verify(seed: u64, database: &Arc<Database>, told: &Told) {
     assert_eq!(database.role(), HostRole::Primary);
     let numbers = |table: &str| -> BTreeSet<usize> {
         let number = |row: &String| row.split('|').next().unwrap().parse().unwrap();
-        rows(&database, table).iter().map(number).collect()
+        rows(database, table).iter().map(number).collect()
     };
     let whole = |table: &str, rows: usize, told: &BTreeSet<usize>| {
         let mut found = numbers(table);
@@ -326,15 +367,74 @@ fn failovers(seed: u64, count: usize) {
     for checked in database.check(&|| Ok(())).unwrap() {
         assert!(checked.faults.is_empty(), "{}: {:?}", checked.object, checked.faults);
     }
+}
+
+/// Hosts with a data folder, one after the other, are killed or end at crash points, while they write, and while they fill the pool.
+/// The pool is lost, damaged, or there, when the next one starts.
+fn lost_pools(seed: u64, rounds: usize) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let place = Place::new();
+    let points: Vec<&str> =
+        [&["log.tee.header", "log.tee.block", "checkpoint.rows", "checkpoint.manifest"], crate::ROLE_CRASH_POINTS]
+            .concat();
+    let mut told = Told::default();
+    let (mut lost, mut filling) = (0, 0);
+    for round in 0..rounds {
+        let crash = (round > 0 && random.random_range(0..3) == 0).then(|| {
+            let point = points[random.random_range(0..points.len())];
+            format!("{point}:{}", random.random_range(1..30))
+        });
+        let mut host = Running::start_with(&place, round, crash.as_deref(), Some("data"));
+        let is_early = round > 0 && random.random_range(0..4) == 0;
+        let (started, before) = (Instant::now(), told.acknowledged.len());
+        let mut ends_at = is_early.then(|| started + Duration::from_millis(random.random_range(0..300)));
+        while !host.has_ended {
+            host.hear(&mut told);
+            if ends_at.is_none() && told.acknowledged.len() > before {
+                ends_at = Some(Instant::now() + Duration::from_millis(random.random_range(50..1000)));
+            }
+            if ends_at.is_some_and(|at| at <= Instant::now()) {
+                filling += usize::from(host.role != "primary");
+                host.child.kill().unwrap();
+                ends_at = None;
+            }
+            assert!(started.elapsed() < WAIT, "seed {seed}, round {round}: {} {}", host.role, place.errors());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        host.child.wait().unwrap();
+        let Location::File(path) = place.location() else { panic!("a pool is a file") };
+        match random.random_range(0..4) {
+            0 => {}
+            1 => {
+                let file = std::fs::File::options().write(true).open(&path).unwrap();
+                std::os::unix::fs::FileExt::write_all_at(&file, &[0x5a; 4096], 0).unwrap();
+                lost += 1;
+            }
+            _ => {
+                std::fs::remove_file(&path).unwrap();
+                lost += 1;
+            }
+        }
+    }
+    let mut config = place.config("last", PoolRole::Auto);
+    config.data_dir = Some(place.folder("data"));
+    let database = Database::open(config).unwrap_or_else(|error| panic!("seed {seed}: {error} {:?}", error.detail()));
+    verify(seed, &database, &told);
     database.close().unwrap();
     drop(database);
     place.checked();
     let (acknowledged, loaded) = (told.acknowledged.len(), told.loaded.len());
     println!(
-        "seed {seed}: {} primaries of {started} processes; {acknowledged} insertions, {loaded} loads, {} transfers",
-        told.primaries.len(),
+        "seed {seed}: {rounds} processes, {lost} pools lost, {filling} killed before they served; {acknowledged} \
+         insertions, {loaded} loads, {} transfers",
         told.moved
     );
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_with_the_pool() {
+    let rounds = if variable("TIDEPOOL_STRESS_SECONDS", 0) > 0 { 12 } else { 6 };
+    for_seeds(1, |seed| lost_pools(seed, rounds));
 }
 
 #[test]

@@ -57,6 +57,11 @@ impl Place {
         Location::File(self.0.path().join("pool"))
     }
 
+    /// A folder beside the pool's file.
+    pub fn folder(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
     pub fn config(&self, name: &str, role: PoolRole) -> Config {
         config_at(self.location(), name, role, Duration::from_secs(30))
     }

@@ -166,9 +166,17 @@ impl Database {
     /// Has `call` told when a commit is durable, or why it is not: at once, or from another thread. For those that may not
     /// sleep until it is.
     pub fn when_durable(&self, ts: CommitTs, call: impl FnOnce(Result<()>) + Send + 'static) {
-        match self.log.get() {
-            Some(log) => log.when_durable(ts, Box::new(call)),
-            None => call(Ok(())),
+        let Some(log) = self.log.get() else { return call(Ok(())) };
+        match self.second_tier_copy() {
+            None => log.when_durable(ts, Box::new(call)),
+            Some(copy) => log.when_durable(
+                ts,
+                Box::new(move |outcome| match outcome {
+                    // Where it cannot be copied it is in the pool all the same.
+                    Ok(()) => copy.when_copied(ts, Box::new(move |_| call(Ok(())))),
+                    Err(error) => call(Err(error)),
+                }),
+            ),
         }
     }
 }

@@ -711,11 +711,8 @@ impl Transaction {
 
     fn commit_outside(&mut self) -> Result<CommitTs> {
         let (committed, wrote) = self.commit_undurably()?;
-        if wrote
-            && self.commit_wait != CommitWait::None
-            && let Some(log) = self.database.log.get()
-        {
-            log.wait_durable(committed, || Ok(()))?;
+        if wrote && self.commit_wait != CommitWait::None {
+            self.database.wait_durable(committed)?;
         }
         Ok(committed)
     }

@@ -2,7 +2,7 @@
 
 use super::relations::Rows;
 use crate::facts::SessionFacts;
-use chrono::DateTime;
+use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use tidepool_base::Result;
 use tidepool_database::PoolHost;
@@ -19,6 +19,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "hosts" => hosts(host, rows),
         "pool" => devices(host, facts, rows),
         "pool_extents" => extents(host, facts, rows),
+        "second_tier" => {
+            second_tier(facts, rows);
+            Ok(())
+        }
         _ => events(host.pool(), rows),
     };
     if let Err(error) = filled {
@@ -124,6 +128,21 @@ fn extents(host: &PoolHost, facts: &SessionFacts, rows: &mut Rows) -> Result<()>
         ]);
     }
     Ok(())
+}
+
+/// The data folder of a primary.
+fn second_tier(facts: &SessionFacts, rows: &mut Rows) {
+    let database = facts.planner.database();
+    let (Some(tier), Some(folder)) = (database.second_tier(), &database.config().data_dir) else { return };
+    let copied = database.lsn_of(tier.copied);
+    rows.push([
+        ("folder", folder.display().to_string().into()),
+        ("complete", tier.is_complete.into()),
+        ("copied_lsn", Some(copied.to_string()).filter(|_| copied.0 > 0).into()),
+        ("lag_bytes", database.written_lsn().0.saturating_sub(copied.0).into()),
+        ("checkpoint_at", tier.checkpoint_at.map(DateTime::<Utc>::from).into()),
+        ("failure", tier.failure.map(|error| error.to_string()).into()),
+    ]);
 }
 
 fn events(pool: &Pool, rows: &mut Rows) -> Result<()> {

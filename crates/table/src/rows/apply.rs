@@ -171,7 +171,10 @@ impl Applier {
                     // SAFETY: found in the head under the view.
                     let header = unsafe { version.header() };
                     let begin = CommitTs(header.begin.load(Ordering::Relaxed));
-                    let is_base = begin == patch.base || (begin <= to.checkpoint && patch.base <= to.checkpoint);
+                    // Records come in their order, so this is the version that was there then. One that a process took from a
+                    // checkpoint has that one's timestamp: here, or where the patch was made. A checksum says that it is the
+                    // right one.
+                    let is_base = begin <= patch.base || (begin <= to.checkpoint && patch.base <= to.checkpoint);
                     if !is_base || header.kind() != Kind::Row {
                         return Err(misfit(row, &patch, begin));
                     }

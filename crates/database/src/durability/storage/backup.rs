@@ -100,6 +100,12 @@ impl Storage {
         Ok(looked_at)
     }
 
+    /// Compares every file of the last checkpoint with its checksums.
+    pub fn check_saved(&self, fault: &mut dyn FnMut(String), interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+        let (manifest, _lent) = self.lend()?;
+        check_files(&*self.files, &self.folder, &manifest, fault, interrupted)
+    }
+
     /// Compares the file of a row group that a record of the log names with its checksums, and returns its bytes. XX001 when it is
     /// damaged or missing.
     pub fn check_loaded(&self, def: &TableDef, group: RowGroupId, rows: u64) -> Result<u64> {
@@ -157,6 +163,17 @@ pub(crate) fn check_files(
     Ok(looked_at)
 }
 
+/// 55000 unless a folder is not there, or empty.
+pub(crate) fn check_empty(files: &dyn Files, folder: &Path) -> Result<()> {
+    if folder.exists() && !super::list(files, folder)?.iter().all(|name| name == "LOCK") {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("folder \"{}\" is not empty", folder.display()),
+        ));
+    }
+    Ok(())
+}
+
 /// Copies what `manifest` names from one folder to another. Leaves nothing there when it fails.
 fn copy(
     files: &dyn Files,
@@ -166,12 +183,7 @@ fn copy(
     positions: &[u8],
     interrupted: &dyn Fn() -> Result<()>,
 ) -> Result<Copied> {
-    if to.exists() && !super::list(files, to)?.iter().all(|name| name == "LOCK") {
-        return Err(Error::new(
-            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("folder \"{}\" is not empty", to.display()),
-        ));
-    }
+    check_empty(files, to)?;
     let mut written = Vec::new();
     let copied = copy_into(files, from, to, manifest, positions, interrupted, &mut written);
     if copied.is_err() {
@@ -224,6 +236,7 @@ fn copy_into(
     manifest.contents.clear();
     manifest.identity = None;
     manifest.log = None;
+    manifest.earlier_lives.clear();
     for table in &mut manifest.tables {
         table.places.clear();
         table.delta_place = None;

@@ -3,6 +3,7 @@
 use super::contents::SavedContents;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use tidepool_base::CommitTs;
 use tidepool_log::DatabaseIdentity;
 
 /// As the manifest has it.
@@ -35,6 +36,45 @@ pub(crate) enum LogPlace {
     /// `None`: `log` in the data folder, wherever that is.
     Folder(Option<PathBuf>),
     Memory(LogRegion),
+    /// In a pool. The folder is the database's second tier, and has a copy of it.
+    Pool(LogCopy),
+}
+
+/// The copy of a pool's log from where the checkpoint ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LogCopy {
+    /// The folder within that of logs.
+    pub folder: String,
+    /// Term and number of the first segment that the checkpoint lacks something of. `None`: the oldest that there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<(u64, u64)>,
+    pub segment_bytes: usize,
+    pub pool: SavedPool,
+}
+
+/// A pool, as it is made anew where it was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedPool {
+    /// The first device.
+    pub location: String,
+    pub devices: usize,
+    pub bytes: u64,
+    pub bytes_max: u64,
+    pub extent_bytes: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label: String,
+}
+
+/// Another life of the database, in a pool that was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EarlierLife {
+    /// Whose log it was.
+    pub identity: String,
+    /// What the next life has of it: all up to there.
+    pub upto: CommitTs,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

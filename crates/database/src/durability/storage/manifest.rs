@@ -3,7 +3,7 @@
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
 use super::contents::SavedContents;
-use super::log_place::SavedLog;
+use super::log_place::{EarlierLife, SavedLog};
 use crate::catalog::comment::Commented;
 use crate::catalog::roles::{Access, AccessObject, RoleDef, initial_roles};
 use crate::catalog::sequence::{Position, SequenceDef};
@@ -38,6 +38,9 @@ pub(crate) struct Manifest {
     /// Where the log is; `None` in folders of earlier releases: where the configuration says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<SavedLog>,
+    /// Of a database that lives in a pool, and was made anew in another.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_lives: Vec<EarlierLife>,
     pub tablespaces: Vec<SavedTablespace>,
     /// Tablespaces of the configuration that were altered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -195,6 +198,7 @@ impl Manifest {
             next_chunk_id: 1,
             identity: None,
             log: None,
+            earlier_lives: Vec::new(),
             tablespaces: Vec::new(),
             altered: Vec::new(),
             passwords: BTreeMap::new(),

@@ -33,13 +33,13 @@ mod positions;
 mod row_file;
 
 pub use backup::Copied;
-pub(crate) use backup::check_files;
+pub(crate) use backup::{check_empty, check_files};
 pub(crate) use census::Census;
 pub(crate) use contents::SavedContents;
 pub(crate) use delta::{delta_bytes, restore_delta_bytes};
 pub(crate) use files::lock_folder;
 pub(crate) use found::{Finds, FoundGroups, Restarted};
-pub(crate) use log_place::{LeftFolder, LogHome, LogPlace, LogRegion, SavedLog};
+pub(crate) use log_place::{EarlierLife, LeftFolder, LogCopy, LogHome, LogPlace, LogRegion, SavedLog, SavedPool};
 pub(crate) use manifest::{
     Manifest, SavedAlteration, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace,
 };
@@ -55,7 +55,7 @@ use row_file::{Identity, Kind};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId, crash_point};
@@ -88,6 +88,8 @@ pub(crate) struct Storage {
     manifest: Mutex<Option<Manifest>>,
     held: Mutex<Held>,
     restarted: Restarted,
+    /// Manifests say where row groups lie in memory, for a start that finds them there.
+    says_places: AtomicBool,
     /// Whose log it is and where, once that is known.
     log: Mutex<Option<LogHome>>,
     next_temporary: AtomicU64,
@@ -107,6 +109,10 @@ struct State {
     lent: usize,
     /// Files to be removed when nobody does any more.
     owed: Vec<FileKey>,
+    /// A file that is named as a row group is has that row group, though nobody has looked.
+    trusts: bool,
+    /// Files that were there when the process came to write, and that the next checkpoint may leave behind.
+    inherited: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -155,11 +161,14 @@ impl Storage {
                 deltas: HashMap::new(),
                 lent: 0,
                 owed: Vec::new(),
+                trusts: false,
+                inherited: Vec::new(),
             }),
             saving: Mutex::new(()),
             manifest: Mutex::new(None),
             held: Mutex::default(),
             restarted: Restarted::default(),
+            says_places: AtomicBool::new(true),
             log: Mutex::new(None),
             next_temporary: AtomicU64::new(0),
             _lock: lock,
@@ -213,6 +222,45 @@ impl Storage {
         manifest.set_next_ids(self.ids.next());
         self.replace_manifest(&manifest)?;
         self.sync_manifest()
+    }
+
+    /// What is in memory is found another way, or is not this folder's.
+    pub fn say_no_places(&self) {
+        self.says_places.store(false, Ordering::Relaxed);
+    }
+
+    fn says_places(&self) -> bool {
+        self.says_places.load(Ordering::Relaxed)
+    }
+
+    /// Of a folder that is the second tier of what this process has from a pool. `is_same`: the folder's last checkpoint is of that
+    /// database, so that a file under a row group's number has that row group; what is not named by it may be somebody else's.
+    pub fn begin_second_tier(&self, is_same: bool) -> Result<()> {
+        let inherited = list(&*self.files, &self.folder.join("rows"))?;
+        let mut state = self.state.lock();
+        if !is_same {
+            state.stored.clear();
+        }
+        (state.trusts, state.inherited) = (is_same, inherited);
+        Ok(())
+    }
+
+    /// A checkpoint of this process is in force: what was there before it and what nothing names by now goes.
+    pub fn end_inheritance(&self) {
+        let folder = self.folder.join("rows");
+        let gone: Vec<PathBuf> = {
+            let mut state = self.state.lock();
+            let inherited = std::mem::take(&mut state.inherited);
+            let known: HashSet<PathBuf> =
+                state.stored.keys().chain(&state.named).chain(&state.owed).map(|key| self.path(*key)).collect();
+            inherited.into_iter().map(|name| folder.join(name)).filter(|path| !known.contains(path)).collect()
+        };
+        gone.iter().for_each(|path| self.remove(path));
+    }
+
+    /// The folder has a checkpoint that a copy can be made of.
+    pub fn has_checkpoint(&self) -> bool {
+        self.manifest.lock().is_some()
     }
 
     /// The manifest that was found is the one in force.
@@ -443,11 +491,15 @@ impl Storage {
     fn write_group(&self, def: &TableDef, group: &RowGroup, written: &mut Vec<FileKey>) -> Result<()> {
         let key = FileKey { kind: Kind::Main, id: group.id().0 };
         let checksum = group.checksum();
-        if let Some(stored) = self.state.lock().stored.get(&key).copied() {
-            return match stored == Some(checksum) {
-                true => Ok(()),
-                false => Err(self.is_others(key)),
-            };
+        {
+            let mut state = self.state.lock();
+            let trusts = state.trusts;
+            if let Some(stored) = state.stored.get_mut(&key) {
+                if stored.is_none() && trusts {
+                    *stored = Some(checksum);
+                }
+                return if *stored == Some(checksum) { Ok(()) } else { Err(self.is_others(key)) };
+            }
         }
         let parts = group.segments().iter().map(|segment| segment.read_whole()).collect::<Result<Vec<_>>>()?;
         self.write_rows(key, def, group.rows(), &parts)?;
@@ -493,7 +545,9 @@ impl Storage {
             self.state.lock().stored.insert(key, None);
             written.push(key);
             let whole: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(parts).collect();
-            self.put_image(gathered, table, id, &whole);
+            if self.says_places() {
+                self.put_image(gathered, table, id, &whole);
+            }
             files.push(SavedFile { id, rows: delta.rows() as u64, range: None });
             Ok(())
         })?;
@@ -520,14 +574,20 @@ impl Storage {
             groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
         interrupted()?;
         let delta = self.write_delta(table, writes, written, gathered)?;
-        let delta_place = self.image_places(gathered, &delta)?;
+        let (places, delta_place) = match self.says_places() {
+            true => {
+                let delta_place = self.image_places(gathered, &delta)?;
+                (self.places(gathered, table.rows().id(), &table.row_groups)?, delta_place)
+            }
+            false => (Vec::new(), None),
+        };
         Ok(SavedTable {
             def: TableDef::clone(&table.def),
             placement: table.placement.clone(),
             store: Some(table.rows().id()),
             row_groups: saved.collect(),
             delta,
-            places: self.places(gathered, table.rows().id(), &table.row_groups)?,
+            places,
             delta_place,
         })
     }
@@ -642,7 +702,9 @@ impl Storage {
         crash_point("checkpoint.manifest");
         let now: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
         *self.manifest.lock() = Some(manifest);
-        self.hold(gathered, spaces);
+        if self.says_places() {
+            self.hold(gathered, spaces);
+        }
         let mut state = self.state.lock();
         for key in &now {
             state.named.insert(*key);

@@ -217,6 +217,11 @@ impl Checkpoints {
         Ok(unused.iter().filter(|extent| !is_named(extent)).copied().collect())
     }
 
+    /// Term and number of a segment of the log that this primary writes.
+    pub fn segment(&self, number: u64) -> Result<(u64, u64)> {
+        Ok((self.device.term_of(number)?, number))
+    }
+
     fn lost(&self) -> Error {
         Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over")
             .with_detail(format!("This host was its primary in term {}.", self.reign.term.0))
@@ -336,7 +341,8 @@ impl Checkpoints {
 /// All but what tables have in memory.
 fn catalogue(database: &Database, version: &DatabaseVersion) -> Result<Vec<u8>> {
     // The timestamp is in the header: what is the same at another time is the same.
-    let mut saved = Manifest { commit_ts: CommitTs(0), ..database.manifest(CommitTs(0)) };
+    // And what a host has beside the pool is its own.
+    let mut saved = Manifest { commit_ts: CommitTs(0), identity: None, log: None, ..database.manifest(CommitTs(0)) };
     saved.tables = version
         .versions()
         .map(|table| SavedTable {

@@ -92,7 +92,13 @@ impl Database {
 
     /// Waits until a commit is durable. 58030 when the log has failed: what became of it is known after the next start.
     pub fn wait_durable(&self, committed: CommitTs) -> Result<()> {
-        self.log.get().map_or(Ok(()), |log| log.wait_durable(committed, || Ok(())))
+        let Some(log) = self.log.get() else { return Ok(()) };
+        log.wait_durable(committed, || Ok(()))?;
+        if let Some(copy) = self.second_tier_copy() {
+            // Where it cannot be copied it is in the pool all the same.
+            let _ = copy.wait(committed, || Ok(()));
+        }
+        Ok(())
     }
 }
 
