@@ -2,6 +2,7 @@
 
 use crate::lock::Restart;
 use crate::node::{Fence, HEADER_WORDS, Node, Side, Snapshot, Words, fence_words};
+use crate::sync::Ordering;
 use crate::tree::{Index, Wait};
 use tidepool_base::{Error, Result};
 use tidepool_txn::View;
@@ -85,6 +86,10 @@ impl Index {
             }
             let index = copy.child_index(copy.shape(), &target, Side::Right);
             path.push(Seen { node, version, copy, index });
+        }
+        // One that was the root may have been split since, and another be above it.
+        if path.first().is_some_and(|top| self.root.load(Ordering::Acquire) != top.node.link()) {
+            return Err(Restart);
         }
         // The nodes were on the path, and are as they were copied: none has changed until all were.
         for seen in &path {

@@ -10,6 +10,9 @@ use tidepool_txn::Worker;
 
 const WRITERS: u64 = 3;
 
+/// How often a root is put above another and taken away.
+const ROOTS: u64 = 10_000;
+
 /// Says that a thread is done, also when it failed.
 struct Done<'d>(&'d AtomicU64);
 
@@ -185,4 +188,39 @@ fn of_threads_that_insert_one_key_one_wins() {
     });
     assert!(winners.iter().all(|winners| winners.load(Ordering::Relaxed) == 1));
     index.check(&worker.snapshot()).unwrap();
+}
+
+/// What was the root a moment ago has not all keys any more where the tree has grown, and is not damaged.
+#[test]
+#[cfg_attr(miri, ignore = "takes too long")]
+fn a_tree_whose_root_comes_and_goes_can_be_looked_over() {
+    let transactions = transactions();
+    let index = Index::create(space(64 << 10), transactions.clone()).unwrap();
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let (index, transactions, done) = (&index, &transactions, &done);
+        scope.spawn(move || {
+            let _done = Done(done);
+            let worker = transactions.worker().unwrap();
+            // More than one leaf holds.
+            let keys: Vec<Vec<u8>> = (0..60u64).map(|row| [&row.to_be_bytes()[..], &[b'.'; 700]].concat()).collect();
+            for _ in 0..ROOTS {
+                for key in &keys {
+                    index.insert(&worker.snapshot(), key, RowId(1)).unwrap();
+                }
+                for key in &keys {
+                    index.remove(&worker.snapshot(), key, RowId(1));
+                }
+                index.reclaim();
+            }
+        });
+        scope.spawn(move || {
+            let worker = transactions.worker().unwrap();
+            let mut levels = BTreeSet::new();
+            while done.load(Ordering::Relaxed) == 0 {
+                levels.insert(index.check(&worker.snapshot()).unwrap().levels);
+            }
+            assert!(levels.len() > 1, "{levels:?}");
+        });
+    });
 }
