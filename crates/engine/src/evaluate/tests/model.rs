@@ -197,7 +197,10 @@ fn cast(value: Model, from: &Expr, to: &Expr) -> Outcome {
             let away = if value < 0 { -power / 2 } else { power / 2 };
             limited((value + away) / power)
         }
-        (Float(value), Class::Float) => Ok(Float(rounded(value))),
+        (Float(value), Class::Float) => match rounded(value) {
+            result if result.is_infinite() != value.is_infinite() || (result == 0.0) != (value == 0.0) => Err("22003"),
+            result => Ok(Float(result)),
+        },
         (Float(value), _) => {
             let value = match target {
                 DataType::Decimal128(..) => (value * 10f64.powi(scale(to))).round(),
