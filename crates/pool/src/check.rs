@@ -1,7 +1,7 @@
 //! The books read through: what is damaged, what contradicts itself, what is lost. Others may be at work meanwhile.
 //!
 //! Every word of the books carries a check, texts and superblocks have checksums, and everything else is zero: so any bit that
-//! turned is found. The contents of shared extents are compared with their checksums if that is asked for.
+//! turned is found, but for those of the words that hosts' threads hold, which are the kernel's (`liveness.rs`) and decide nothing. The contents of shared extents are compared with their checksums if that is asked for.
 
 use crate::layout::{DEVICES, EVENTS, HostNumber, SEGMENTS, TERMS};
 use crate::mapped::first_page;
@@ -136,6 +136,15 @@ fn hosts(reader: &mut Reader<'_>) -> Vec<Option<Ident>> {
         let ident = reader.word(layout.ident(slot), || format!("IDENT of slot {}", slot.0));
         for number in HostNumber::ALL {
             reader.word(layout.host_number(slot, *number), || format!("{number:?} of slot {}", slot.0));
+        }
+        // The lower half is the kernel's from the first host on. Asked for after it: a host takes its slot before it holds the word.
+        let held = reader.bits(layout.thread_word(slot));
+        let is_unused = held != 0 && reader.pool.books().load(layout.ident(slot)) == Ok(Ident::NEW);
+        if held >> 32 != 0 || is_unused {
+            reader
+                .report
+                .faults
+                .push(format!("the word that the thread of slot {} holds is damaged: {held:#018x}", slot.0));
         }
         let is_attached = ident.is_some_and(|ident| ident.state.is_live() && ident.state != HostState::Joining);
         reader.text(layout.host_text(slot), !is_attached, || format!("the page of slot {}", slot.0));
