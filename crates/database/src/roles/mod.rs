@@ -30,6 +30,8 @@ pub(crate) mod tier2;
 #[cfg(test)]
 mod tier2_tests;
 mod watch;
+#[cfg(test)]
+mod work;
 
 use crate::Database;
 use crate::config::{OnFenced, PoolRole, PoolSettings};

@@ -4,9 +4,9 @@ use super::manifest_tests::{assert_same, end, member, write_manifest};
 use super::tests::{Place, WAIT, catch_up, create, sequence};
 use super::*;
 use crate::Config;
-use crate::follow::tests::{check, content, define, refused_write, transfer, write};
+use crate::follow::tests::{check, content, refused_write, write};
 use crate::stress::for_seeds;
-use crate::tests::{columns, insert, insert_and_commit, placement, rows};
+use crate::tests::{insert, insert_and_commit, rows};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -353,46 +353,13 @@ fn any_loss(seed: u64, rounds: usize) {
     let place = Place::of(1 << 30);
     let mut random = StdRng::seed_from_u64(seed);
     let mut primary = open(&place, "first", PoolRole::Auto, "data");
-    for (name, key) in
-        [("ticks", false), ("one", true), ("two", true), ("three", false), ("left", true), ("right", true)]
-    {
-        let mut transaction = primary.begin().unwrap();
-        let key = if key { vec![0] } else { vec![] };
-        transaction.create_table(name, columns(), key, placement("near")).unwrap();
-        transaction.commit().unwrap();
-    }
-    let mut transaction = primary.begin().unwrap();
-    insert(&mut transaction, "left", 0..200).unwrap();
-    transaction.commit().unwrap();
+    work::create_tables(&primary);
     let next = AtomicUsize::new(1000);
     for round in 0..rounds {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (database, next, done) = (&primary, &next, &done);
-            for thread in 0..2u64 {
-                scope.spawn(move || {
-                    let mut random = StdRng::seed_from_u64(seed << 16 | (round as u64) << 8 | thread);
-                    while !done.load(Ordering::Acquire) {
-                        let step = match random.random_range(0..12) {
-                            0 if thread == 0 => define(&mut random, database, next),
-                            1..4 => transfer(&mut random, database, next),
-                            _ => write(&mut random, database, next),
-                        };
-                        step.unwrap_or_else(|error| refused_write(&error));
-                    }
-                });
-            }
-            scope.spawn(move || {
-                let mut random = StdRng::seed_from_u64(seed ^ round as u64);
-                while !done.load(Ordering::Acquire) {
-                    let version = database.version();
-                    let names: Vec<String> = version.versions().map(|table| table.def.name.clone()).collect();
-                    drop(version);
-                    let name = &names[random.random_range(0..names.len())];
-                    database.merge(name.as_str()).map_or_else(|error| refused_write(&error), drop);
-                    database.vacuum();
-                }
-            });
+            work::start(scope, database, next, done, seed << 8 | round as u64);
             for _ in 0..random.random_range(1..5) {
                 match random.random() {
                     true => drop(write_manifest(database)),
