@@ -287,6 +287,10 @@ impl Database {
 
     /// As `checkpoint`; the error of `interrupted` ends it, and the folder stays as it was.
     pub fn checkpoint_unless(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        // One that was asked for just after a take-over is made, too.
+        if let Some(roles) = &self.roles {
+            roles.wait_settled();
+        }
         if self.dirty.load(Ordering::Acquire) {
             self.save_unless(interrupted)?;
         }

@@ -221,12 +221,10 @@ impl Following {
         let term = primary.reign.term.0;
         // From here on statements of this process write.
         without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
-        // Before manifests are written, upon which what is before them of the log goes.
-        if let Err(error) = tier2::start(&roles, database, &primary) {
-            tracing::error!("the data folder is no second tier: {error}");
-            *roles.second_tier_failure.lock() = Some(error);
-        }
-        manifests::start(&roles, database, &primary)?;
+        // A panic is no reason for others to wait for ever, either.
+        let settling = Settling(&roles);
+        start_tiers(&roles, database, &primary)?;
+        drop(settling);
         tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
         Ok(Outcome::Primary)
     }
@@ -250,6 +248,25 @@ impl Database {
         }
         Ok(())
     }
+}
+
+/// At its end, all that a primary has was begun or has failed.
+struct Settling<'a>(&'a Roles);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.settle();
+    }
+}
+
+/// Begins what a primary has besides its log.
+fn start_tiers(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary) -> Result<()> {
+    // Before manifests are written, upon which what is before them of the log goes.
+    if let Err(error) = tier2::start(roles, database, primary) {
+        tracing::error!("the data folder is no second tier: {error}");
+        *roles.second_tier_failure.lock() = Some(error);
+    }
+    manifests::start(roles, database, primary)
 }
 
 /// A batch with what its records hold.

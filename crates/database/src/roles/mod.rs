@@ -144,6 +144,8 @@ struct State {
     suspected: Option<Reign>,
     /// Whom the process took over from.
     predecessor: Option<Host>,
+    /// What a primary has besides its log, the second tier and manifests, has begun or failed. A moment after it is primary.
+    is_settled: bool,
     progress: FollowProgress,
     /// A client wants nothing to be applied for now; and nothing is.
     pause_asked: bool,
@@ -308,6 +310,20 @@ impl Roles {
         self.changed.notify_all();
     }
 
+    /// To be called once by a process that has become primary, when all that a primary has was begun.
+    fn settle(&self) {
+        self.state.lock().is_settled = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all that a primary has was begun, of a process that has become one. That takes a few writes to files.
+    pub(crate) fn wait_settled(&self) {
+        let mut state = self.state.lock();
+        while self.role() == HostRole::Primary && !state.is_settled {
+            self.changed.wait(&mut state);
+        }
+    }
+
     /// Ends the threads. From one of them it does not wait for itself.
     pub fn stop(&self) {
         self.synchronous.stop();
@@ -393,8 +409,8 @@ impl Database {
         checkpoints.map(|checkpoints| checkpoints.limbo(self)).transpose()
     }
 
-    /// Takes over, whoever is primary, and waits for that for so long: whether this process is primary then. 55000 where it
-    /// does not follow, and what went wrong where it cannot go on.
+    /// Takes over, whoever is primary, and waits for that for so long: whether this process is primary then, with its second tier
+    /// begun if it has a data folder. 55000 where it does not follow, and what went wrong where it cannot go on.
     pub fn promote(&self, wait: Duration) -> Result<bool> {
         let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
         roles.state.lock().is_asked = true;
@@ -408,10 +424,15 @@ impl Database {
                         return Ok(false);
                     }
                 }
+                HostRole::Primary => {
+                    drop(state);
+                    roles.wait_settled();
+                    return Ok(roles.role() == HostRole::Primary);
+                }
                 HostRole::Failed => {
                     return Err(state.progress.failure.clone().unwrap_or_else(not_in_recovery));
                 }
-                role => return Ok(role == HostRole::Primary),
+                HostRole::Alone | HostRole::Fenced => return Ok(false),
             }
         }
     }
