@@ -81,7 +81,7 @@ fn child() {
         transaction.commit().unwrap();
     }
     // What is committed before the folder is complete is in the pool alone.
-    while has_folder && !database.second_tier().unwrap().is_complete {
+    while has_folder && !database.second_tier().is_some_and(|tier| tier.is_complete) {
         database.checkpoint().unwrap();
         std::thread::sleep(Duration::from_millis(5));
     }
