@@ -5,7 +5,7 @@
 mod words;
 
 use datafusion::arrow::error::ArrowError;
-use datafusion::common::{DataFusionError, SchemaError};
+use datafusion::common::{Column, DataFusionError, SchemaError};
 use tidepool_base::{Error, SqlState, nearest};
 
 /// Carries a Tidepool error through DataFusion and Arrow unharmed.
@@ -248,7 +248,9 @@ fn from_schema(error: &SchemaError) -> Error {
                 }
                 None => Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{}\" does not exist", field.name)),
             };
-            match valid_fields.iter().find(|valid| near(&valid.name, &field.name)) {
+            // An output of that very name cannot be meant: it is known where it may be used.
+            let may_be_meant = |valid: &&Column| valid.relation.is_some() || valid.name != field.name;
+            match valid_fields.iter().filter(may_be_meant).find(|valid| near(&valid.name, &field.name)) {
                 Some(valid) => {
                     let name = match &valid.relation {
                         Some(relation) => format!("{}.{}", relation.table(), valid.name),

@@ -10,7 +10,8 @@
 //! * the values that a plan would be made for read so much that planning is not what takes time ([`ROWS_MAX`]),
 //! * its outputs would be of other types than those of the statement as it was written.
 //!
-//! The first time that a text is seen nothing of this is tried: most texts never come again.
+//! The first time that a text is seen nothing of this is tried: most texts never come again. Nor is it for a text that comes again as it was, whose own plan is
+//! kept ([`plan_cache`]), nor after one whose own plan reads much: only others with other values are served, and these are planned in vain as they are.
 
 use crate::direct::template;
 use crate::facts::SessionFacts;
@@ -130,6 +131,11 @@ impl Request {
         Some(Request { template, key, given, values, found: None })
     }
 
+    /// Whether a plan was found for it.
+    pub fn is_found(&self) -> bool {
+        self.found.is_some()
+    }
+
     /// Whether there is a plan for it already, which has its values then. It is shallow enough for any thread's stack.
     pub fn find(&mut self, facts: &Arc<SessionFacts>) -> bool {
         let found = catch_unwind(AssertUnwindSafe(|| {
@@ -138,7 +144,9 @@ impl Request {
             let values = self.all_values(&template, facts)?;
             let kept = plans.find_variant(facts, &self.key, &template.pinned_of(&values))?;
             (kept.parts <= PARTS_FEW).then_some(())?;
-            bind(&facts.planner.state(facts), facts, &template, &kept, values).ok().flatten()
+            let bound = bind(&facts.planner.state(facts), facts, &template, &kept, values).ok().flatten()?;
+            plans.note_reused();
+            Some(bound)
         }));
         // What panicked here is planned anew, and panics where it is told.
         self.found = found.ok().flatten();
@@ -162,23 +170,28 @@ impl Request {
     }
 }
 
+/// Has the next statement of the template know what one's own plan is like.
+pub(crate) fn note_own(facts: &SessionFacts, request: &Request, optimized: &LogicalPlan) {
+    facts.planner.plans.note_own(facts, &request.key, reads_much(optimized));
+}
+
 /// The statement's optimised plan from that of its template. `None`: the statement is to be planned by itself.
 pub(crate) fn planned(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
-    mut request: Request,
+    request: &mut Request,
     written: Written<'_>,
 ) -> Result<Option<Planned>> {
     if let Some(found) = request.found.take() {
         return Ok(Some(found));
     }
     let planned = match facts.planner.plans.template(facts, &request.key) {
-        TemplateState::Serves(template) => serve(state, facts, &request, &template),
-        TemplateState::Seen { failures } => begin(state, facts, &request, written, failures),
+        TemplateState::Serves(template) => serve(state, facts, request, &template),
+        TemplateState::Seen { failures, reads_much: false } => begin(state, facts, request, written, failures),
         TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
-            begin(state, facts, &request, written, 0)
+            begin(state, facts, request, written, 0)
         }
-        TemplateState::Unseen | TemplateState::Refused => None,
+        TemplateState::Unseen | TemplateState::Seen { reads_much: true, .. } | TemplateState::Refused => None,
     };
     crate::planning::check()?;
     Ok(planned)
@@ -188,7 +201,9 @@ pub(crate) fn planned(
 fn serve(state: &SessionState, facts: &Arc<SessionFacts>, request: &Request, template: &Template) -> Option<Planned> {
     let values = request.all_values(template, facts)?;
     if let Some(kept) = facts.planner.plans.find_variant(facts, &request.key, &template.pinned_of(&values)) {
-        return bind(state, facts, template, &kept, values).ok().flatten();
+        let bound = bind(state, facts, template, &kept, values).ok().flatten()?;
+        facts.planner.plans.note_reused();
+        return Some(bound);
     }
     let statement = statement_of(request)?;
     let (logical, _) = logical_plan(state, facts, statement.command(), &template.fields)?;
@@ -227,7 +242,10 @@ fn begin(
         // With other values it may be another matter.
         None => {
             let failures = failures + 1;
-            let known = if failures < FAILURES_MAX { TemplateState::Seen { failures } } else { TemplateState::Refused };
+            let known = match failures < FAILURES_MAX {
+                true => TemplateState::Seen { failures, reads_much: false },
+                false => TemplateState::Refused,
+            };
             plans.keep_template(facts, &request.key, known);
             None
         }
@@ -245,8 +263,12 @@ fn begin_variant(
 ) -> Option<(Arc<KeptPlan>, Planned)> {
     let kept = optimized(state, facts, request, template, logical, &values)?;
     let planned = bind(state, facts, template, &kept, values).ok().flatten()?;
-    let rows: f64 = rows_of_scans(&planned.plan).iter().sum();
-    (rows <= ROWS_MAX).then_some((kept, planned))
+    (!reads_much(&planned.plan)).then_some((kept, planned))
+}
+
+/// Whether the rows that an optimised plan's scans give back are so many that planning is not what takes time.
+fn reads_much(plan: &LogicalPlan) -> bool {
+    rows_of_scans(plan).iter().sum::<f64>() > ROWS_MAX
 }
 
 fn statement_of(request: &Request) -> Option<Statement> {
@@ -418,6 +440,7 @@ fn optimized(
     let logical = replaced(logical, &pinned, None).ok()?;
     let origins = Arc::new(origins::of_plan(facts, &logical));
     let (optimized, rows) = looking_at(values, facts, || {
+        facts.planner.plans.note_made();
         let optimized = crate::optimizer::optimize(state, &logical).ok()?;
         let rows = rows_of_scans(&optimized);
         Some((optimized, rows))

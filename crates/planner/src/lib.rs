@@ -98,6 +98,7 @@ pub use direct::RowSink;
 pub use direct::datum::Datum;
 pub use placement::statement_of;
 pub use plain::error as plain_error;
+pub use plan_cache::PlanCounts;
 pub use planner::Planner;
 pub use queries::{QueryInfo, QueryState};
 pub use session::{

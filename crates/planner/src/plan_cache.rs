@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{RoleId, TableId};
 use tidepool_database::StateMark;
 use tidepool_heap::Held;
@@ -44,7 +45,20 @@ const PART_BYTES: u64 = 1 << 10;
 const ROWS_FEW: u64 = 1024;
 
 #[derive(Default)]
-pub struct PlanCache(Mutex<Kept>);
+pub struct PlanCache {
+    kept: Mutex<Kept>,
+    made: AtomicU64,
+    reused: AtomicU64,
+}
+
+/// Plans of operators since the start of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanCounts {
+    /// Optimised, whether they were run or kept for others.
+    pub made: u64,
+    /// Statements that were served by one that was kept.
+    pub reused: u64,
+}
 
 #[derive(Default)]
 struct Kept {
@@ -74,9 +88,11 @@ struct KeptTemplate {
 pub(crate) enum TemplateState {
     /// Nothing; it is known from now on that there was one.
     Unseen,
-    /// One was seen; and so many could not be served.
+    /// One was seen; and so many could not be served. `reads_much`: the last one that was planned by itself reads so much that planning is not what
+    /// takes time.
     Seen {
         failures: u8,
+        reads_much: bool,
     },
     /// Each is planned by itself.
     Refused,
@@ -225,7 +241,21 @@ impl PlanCache {
         if !matches!(&known.subject, Subject::Query(of) if **of == *query) || !known.is_for(facts) {
             return None;
         }
-        known.bound(facts).ok()
+        let bound = known.bound(facts).ok()?;
+        self.note_reused();
+        Some(bound)
+    }
+
+    pub(crate) fn note_made(&self) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_reused(&self) {
+        self.reused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn counts(&self) -> PlanCounts {
+        PlanCounts { made: self.made.load(Ordering::Relaxed), reused: self.reused.load(Ordering::Relaxed) }
     }
 
     /// Keeps what became of a plan that `may_keep`.
@@ -237,6 +267,17 @@ impl PlanCache {
         }
     }
 
+    /// Notes what the statement's own plan says of the others with its key, which no plan serves yet.
+    pub(crate) fn note_own(&self, facts: &SessionFacts, key: &str, reads_much: bool) {
+        if let Some(Entry::Template(kept)) = self.entry(hash_of(facts, key))
+            && let TemplateState::Seen { failures, reads_much: before } = kept.known
+            && before != reads_much
+            && kept.is_for(facts, key)
+        {
+            self.keep_template(facts, key, TemplateState::Seen { failures, reads_much });
+        }
+    }
+
     /// What is known of the statements with this key.
     pub(crate) fn template(&self, facts: &SessionFacts, key: &str) -> TemplateState {
         let hash = hash_of(facts, key);
@@ -245,7 +286,7 @@ impl PlanCache {
         {
             return known.known.clone();
         }
-        self.keep_template(facts, key, TemplateState::Seen { failures: 0 });
+        self.keep_template(facts, key, TemplateState::Seen { failures: 0, reads_much: false });
         TemplateState::Unseen
     }
 
@@ -289,7 +330,7 @@ impl PlanCache {
     }
 
     fn entry(&self, hash: u64) -> Option<Entry> {
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         kept.clock += 1;
         let now = kept.clock;
         let (known, used) = kept.entries.get_mut(&hash)?;
@@ -303,7 +344,7 @@ impl PlanCache {
         if bytes > memory.cache_bytes_max() {
             return;
         }
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         let before = kept.bytes;
         kept.remove(hash);
         while kept.entries.len() >= ENTRIES_MAX || kept.bytes + bytes > memory.cache_bytes_max() {

@@ -3,7 +3,7 @@
 use crate::advisory::AdvisoryLocks;
 use crate::direct::cache::{Programs, Shared};
 use crate::facts::{FactsExtension, SessionFacts};
-use crate::plan_cache::PlanCache;
+use crate::plan_cache::{PlanCache, PlanCounts};
 use crate::planning::{Checked, Places};
 use crate::queries::{QueryInfo, QueryRegistry};
 use crate::room::Room;
@@ -103,6 +103,11 @@ impl Planner {
             sessions: Mutex::default(),
             next_session: AtomicU32::new(1),
         }))
+    }
+
+    /// How many plans were made and used again.
+    pub fn plan_counts(&self) -> PlanCounts {
+        self.plans.counts()
     }
 
     pub fn database(&self) -> &Arc<Database> {

@@ -582,6 +582,9 @@ pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<A
 }
 
 pub fn optimized(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
+    if let Some(facts) = SessionFacts::of(state.config_options()) {
+        facts.planner.plans.note_made();
+    }
     crate::optimizer::optimize(state, plan).map_err(from_datafusion)
 }
 
@@ -654,20 +657,28 @@ fn optimized_plan(
     request: Option<Request>,
 ) -> Result<(LogicalPlan, Arc<Origins>)> {
     let plans = keeps_plans(facts).then_some(&facts.planner.plans);
-    if let Some(request) = request.filter(|_| plans.is_some())
+    let mut request = request.filter(|_| plans.is_some());
+    let own = plans.filter(|_| parameters.is_empty());
+    // The same text again: its own plan is as good as any, and there already.
+    if !request.as_ref().is_some_and(Request::is_found)
+        && let Some(known) = own.and_then(|plans| plans.find(facts, &query))
+    {
+        return Ok(known);
+    }
+    if let Some(request) = &mut request
         && let Some(planned) = generic::planned(state, facts, request, Written::Query(&query))?
     {
         return Ok((planned.plan, planned.origins));
     }
-    let plans = plans.filter(|_| parameters.is_empty());
-    if let Some(known) = plans.and_then(|plans| plans.find(facts, &query)) {
-        return Ok(known);
-    }
+    let plans = own;
     let as_written = plans.is_some().then(|| query.as_ref().clone());
     let logical = logical_plan(state, facts, query, parameter_fields(parameters), None)?;
     let logical = bind(logical, parameters)?;
     let origins = Arc::new(origins::of_plan(facts, &logical));
     let optimized = optimized(state, &logical)?;
+    if let Some(request) = &request {
+        generic::note_own(facts, request, &optimized);
+    }
     if let (Some(plans), Some(query)) = (plans, as_written)
         && crate::plan_cache::may_keep(&logical).map_err(from_datafusion)?
     {

@@ -193,6 +193,14 @@ pub(crate) fn render(service: &Service) -> String {
     let seconds = metrics.duration_ns.load(Ordering::Relaxed) as f64 / 1e9;
     page.sample("tidepool_statement_duration_seconds_sum", &[], seconds);
     page.sample("tidepool_statement_duration_seconds_count", &[], below);
+    let plans = service.planner.plan_counts();
+    page.family(
+        "tidepool_plans_total",
+        "counter",
+        "Plans of operators that were made, and statements that a kept one served (reused).",
+    );
+    page.sample("tidepool_plans_total", &[("how", "made")], plans.made);
+    page.sample("tidepool_plans_total", &[("how", "reused")], plans.reused);
     page.single(
         "tidepool_rows_loaded_total",
         "counter",

@@ -1,6 +1,6 @@
 //! Plans that serve statements with other values: they give what a plan of its own gives each of them.
 
-use crate::server::TestServer;
+use crate::server::{Setup, TestServer};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tokio_postgres::types::{IsNull, ToSql, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -481,4 +481,43 @@ async fn deep_statements_run_as_often_as_they_come() {
             assert!(explained.is_ok(), "{explained:?}");
         }
     }
+}
+
+async fn plans_made(server: &TestServer) -> u64 {
+    let page = server.get("/metrics").await;
+    let sample = page.lines().find_map(|line| line.strip_prefix("tidepool_plans_total{how=\"made\"} "));
+    sample.expect(&page).parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_plan_is_made_in_vain() {
+    let server = TestServer::with(Setup { metrics: true, ..Setup::default() }).await;
+    let client = server.connect().await;
+    client.batch_execute(TABLES).await.unwrap();
+    client
+        .batch_execute(
+            "CREATE TABLE large (id int, person int);
+            INSERT INTO large SELECT i, i % 300 FROM generate_series(1, 200000) AS g(i);
+            ANALYZE",
+        )
+        .await
+        .unwrap();
+    let of_few =
+        |id: usize| format!("SELECT count(s.total) FROM person p JOIN sale s ON s.person = p.id WHERE p.id = {id}");
+    let of_many =
+        |id: usize| format!("SELECT count(p.name) FROM large l JOIN person p ON l.person = p.id WHERE l.id > {id}");
+    for (of, with_other_values) in [(&of_few as &dyn Fn(usize) -> String, 1), (&of_many, 5)] {
+        // The same text is planned once, however much it reads.
+        let before = plans_made(&server).await;
+        for _ in 0..5 {
+            answer(&client, &of(1)).await.unwrap();
+        }
+        assert_eq!(plans_made(&server).await, before + 1, "{}", of(1));
+        // With other values, all are served by one plan; what reads much is planned once for each of them, and not for others besides.
+        for id in 2..7 {
+            answer(&client, &of(id)).await.unwrap();
+        }
+        assert_eq!(plans_made(&server).await, before + 1 + with_other_values, "{}", of(2));
+    }
+    server.stop().await;
 }

@@ -378,6 +378,8 @@ async fn misspelt_names_are_told_what_is_near() {
         assert!(hint.as_ref().is_some_and(|hint| hint.contains(near)), "{sql}: {hint:?}");
     }
     assert_eq!(hint(&client, "SELECT * FROM something_else").await, None);
+    // An output's name is known where it stands alone only.
+    assert_eq!(hint(&client, "SELECT id + 1 AS next FROM trips ORDER BY next % 2").await, None);
     // A name that the role may not see is not told to it.
     let guest = crate::server::connect(server.config().user("guest")).await.unwrap();
     assert_eq!(hint(&guest, "SELECT * FROM trip").await, None);

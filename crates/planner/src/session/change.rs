@@ -346,7 +346,7 @@ impl Session {
         let statement = statement.clone();
         let planning = async move {
             let state = facts.planner.state(&facts);
-            let served = match request {
+            let served = match &mut request {
                 Some(request) => generic::planned(&state, &facts, request, WrittenAs::Change(statement.command()))?,
                 None => None,
             };
@@ -367,7 +367,11 @@ impl Session {
                     }
                     let source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
                     let plan = query::bind(source.plan, &parameters)?;
-                    Source { plan: query::optimized(&state, &plan)?, ..source }
+                    let plan = query::optimized(&state, &plan)?;
+                    if let Some(request) = &request {
+                        generic::note_own(&facts, request, &plan);
+                    }
+                    Source { plan, ..source }
                 }
             };
             let settings = facts.settings.text_settings();

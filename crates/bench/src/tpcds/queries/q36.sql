@@ -24,7 +24,7 @@ WHERE  d1.d_year = 2001
 GROUP  BY rollup( i_category, i_class )
 ORDER  BY lochierarchy DESC,
           CASE
-            WHEN lochierarchy = 0 THEN i_category
+            WHEN Grouping(i_category) + Grouping(i_class) = 0 THEN i_category
           END,
           rank_within_parent
 LIMIT 100;

@@ -17,7 +17,7 @@ WHERE  d1.d_month_seq BETWEEN 1200 AND 1200 + 11
 GROUP  BY rollup( i_category, i_class )
 ORDER  BY lochierarchy DESC,
           CASE
-            WHEN lochierarchy = 0 THEN i_category
+            WHEN Grouping(i_category) + Grouping(i_class) = 0 THEN i_category
           END,
           rank_within_parent
 LIMIT 100;
