@@ -248,8 +248,8 @@ fn from_schema(error: &SchemaError) -> Error {
                 }
                 None => Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{}\" does not exist", field.name)),
             };
-            // An output of that very name cannot be meant: it is known where it may be used.
-            let may_be_meant = |valid: &&Column| valid.relation.is_some() || valid.name != field.name;
+            // A name with this mark is ours, of an output that cannot be named here.
+            let may_be_meant = |valid: &&Column| !valid.name.starts_with('\u{1}');
             match valid_fields.iter().filter(may_be_meant).find(|valid| near(&valid.name, &field.name)) {
                 Some(valid) => {
                     let name = match &valid.relation {
