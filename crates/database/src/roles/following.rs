@@ -242,6 +242,8 @@ impl Database {
         self.place_mains(Arc::clone(roles.places()) as _)?;
         self.forget_seats();
         self.transaction_ids.begin(primary.reign.term.0);
+        // While nobody can begin one here. Other hosts forget them when they take over, or with the table's next change.
+        self.drop_unfinished_indexes();
         follower.promote(self, after);
         if !roles.set_role_from(&[HostRole::TakingOver], HostRole::Primary) {
             return Err(roles.fence());

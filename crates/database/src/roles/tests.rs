@@ -48,7 +48,6 @@ impl Place {
             bytes_max: None,
             label: String::new(),
             populates: false,
-            overcommits: false,
         };
         Pool::create(&options).unwrap();
         place
@@ -228,6 +227,65 @@ fn standbys_take_over_from_one_another_and_lose_nothing() {
     }
     primary.close().unwrap();
     place.checked();
+}
+
+/// `CREATE INDEX CONCURRENTLY` in its second transaction, when its primary dies: nobody will end it.
+#[test]
+fn an_index_that_a_primary_was_making_is_gone_after_a_take_over() {
+    use crate::{NewIndex, RelationName};
+    use tidepool_table::IndexColumn;
+    let place = Place::new();
+    let old = place.open("old", PoolRole::Auto);
+    create(&old, "t");
+    insert_and_commit(&old, "t", 0..200);
+    let (next, third) = (place.open("next", PoolRole::Standby), place.open("third", PoolRole::Standby));
+    let new = || NewIndex {
+        name: Some("by_text".to_owned()),
+        columns: vec![IndexColumn::ascending(2)],
+        unique: false,
+        nulls_not_distinct: false,
+        primary: None,
+        tablespace: None,
+        partition_of: None,
+    };
+    let make = |database: &Arc<Database>, ends: bool| {
+        let begun = AtomicUsize::new(0);
+        let begin = || match begun.fetch_add(1, Ordering::Relaxed) {
+            1 if !ends => Err(Error::internal("killed")),
+            _ => database.begin(),
+        };
+        database.create_index_online(begin, &RelationName::from("t"), |_| Ok(new())).map(drop)
+    };
+    let indexes = |database: &Database| {
+        let version = database.version();
+        let table = version.table("t").unwrap();
+        table.def.indexes.iter().map(|index| (index.name.clone(), index.building)).collect::<Vec<_>>()
+    };
+    make(&old, false).unwrap_err();
+    insert_and_commit(&old, "t", 200..250);
+    for standby in [&next, &third] {
+        catch_up(&old, standby);
+        assert_eq!(indexes(standby)[1..], [("by_text".to_owned(), true)]);
+    }
+    assert!(next.promote(WAIT).unwrap());
+    assert_eq!(indexes(&next).len(), 1, "{:?}", indexes(&next));
+    // Its name is free again, and whoever follows has the new one.
+    make(&next, true).unwrap();
+    insert_and_commit(&next, "t", 300..350);
+    catch_up(&next, &third);
+    for host in [&next, &third] {
+        assert_eq!(indexes(host)[1..], [("by_text".to_owned(), false)]);
+        crate::follow::tests::check(host);
+    }
+    // And whoever has nothing but the log, or a manifest.
+    old.close().unwrap_err();
+    third.close().unwrap();
+    next.close().unwrap();
+    drop((old, next, third));
+    let last = place.open("last", PoolRole::Auto);
+    assert_eq!(indexes(&last)[1..], [("by_text".to_owned(), false)]);
+    assert_eq!(rows(&last, "t").len(), 300);
+    last.close().unwrap();
 }
 
 #[test]
@@ -430,65 +488,4 @@ fn what_a_statement_shows_is_durable() {
     }
     assert_eq!(primary.log_position(), position);
     primary.close().unwrap();
-}
-
-/// A primary that beats no more and cannot be ended from here, as if it were on another machine.
-#[test]
-fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
-    use tidepool_pool::member::{JoinOptions, Member};
-    use tidepool_pool::words::{Kind, Role};
-    let place = Place::new();
-    // It made the database, and had rows there.
-    let database = place.open("before", PoolRole::Primary);
-    create(&database, "t");
-    insert_and_commit(&database, "t", 0..10);
-    database.close().unwrap();
-    drop(database);
-    let pool = Arc::new(Pool::open(&place.location()).unwrap());
-    let options = JoinOptions {
-        role: Role::Primary,
-        database: Some(crate::config::POOL_DATABASE_DEFAULT.to_owned()),
-        beat: Duration::from_secs(3600),
-        ..JoinOptions::tool("far away")
-    };
-    let silent = Member::join(Arc::clone(&pool), &options).unwrap();
-    let taken = silent.take_over(silent.reign().unwrap()).unwrap().unwrap();
-    let reign = silent.run(taken).unwrap().unwrap();
-    let leased = silent.lease(Kind::Heap, 3).unwrap();
-    let (log, dead) = (place.folder("fenced"), place.folder("is-dead"));
-    let mut config = config_at(place.location(), "next", PoolRole::Auto, Duration::from_millis(100));
-    config.pool.as_mut().unwrap().fence_command = Some(format!(
-        "echo \"$TIDEPOOL_HOST_NAME $TIDEPOOL_HOST_SLOT $TIDEPOOL_HOST_INCARNATION\" >> '{}'; test -e '{}'",
-        log.display(),
-        dead.display()
-    ));
-    let next = Database::open(config).unwrap();
-    while next.role() != HostRole::Primary {
-        next.wait_role(next.role(), WAIT);
-    }
-    assert_eq!(rows(&next, "t").len(), 10);
-    let runs = || std::fs::read_to_string(&log).unwrap_or_default();
-    let wait_for = |what: &dyn Fn() -> bool| {
-        let end = Instant::now() + WAIT;
-        while !what() {
-            assert!(Instant::now() < end, "{}", runs());
-            std::thread::yield_now();
-        }
-    };
-    // It fails: what the other owns stays its own.
-    wait_for(&|| !runs().is_empty());
-    let host = silent.host();
-    assert_eq!(runs().lines().next(), Some(&*format!("far away {} {}", host.slot.0, host.incarnation.0)));
-    assert_eq!(next.living_predecessor(), Some(host));
-    let owner = |extent| pool.told(pool.books().load(pool.layout().owner(extent))).unwrap();
-    assert!(leased.iter().all(|extent| owner(*extent).writer() == Some(host)));
-    // It is run again, and succeeds: that is free.
-    std::fs::write(&dead, "").unwrap();
-    wait_for(&|| next.living_predecessor().is_none());
-    assert!(leased.iter().all(|extent| owner(*extent).writer() != Some(host)));
-    assert!(runs().lines().count() >= 2, "{}", runs());
-    assert!(!silent.is_current().unwrap() && pool.told(pool.books().reign(silent.database())).unwrap() != reign);
-    next.close().unwrap();
-    drop((next, silent, pool));
-    place.checked();
 }

@@ -214,8 +214,8 @@ impl Database {
 }
 
 impl Database {
-    /// Forgets the indexes that were being made beside others' writes when the process ended. To be called when nobody is
-    /// at work yet, and before what is there is made anew.
+    /// Forgets the indexes that were being made beside others' writes when the process ended, or the primary that this one takes over
+    /// from. To be called when nobody writes yet, and before what is there is made anew.
     pub(crate) fn drop_unfinished_indexes(&self) {
         let _commit = self.commit.lock();
         let state = self.state();

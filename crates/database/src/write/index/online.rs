@@ -3,7 +3,8 @@
 //! Two transactions make one. The first has the table to itself for a moment: it puts the index there without entries, and
 //! commits, so whoever changes rows from then on keeps it. The second keeps others from changing the table, but not its
 //! rows. It puts in the entries of what its view shows, and says that the index is complete. In between, and for ever where
-//! the second one comes to nothing by its process's end, the index is *building*: nobody relies on it, and a start drops it.
+//! the second one comes to nothing by its process's end, the index is *building*: nobody relies on it, and a start or a take-over
+//! drops it.
 //!
 //! One is made anew as another beside it, which takes its place when it is complete.
 //!
