@@ -89,6 +89,11 @@ failover-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-database --lib -- roles::processes --nocapture
 
+# Whole databases on one pool in one process, one step at a time by a seed: they pause, wake and die at any crash point, for so long.
+simulated-hosts SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-database --lib -- roles::simulated --nocapture
+
 # A pool's own operations between processes, its books, and hosts that are killed.
 pool-figures *ARGS:
     cargo run --release -- bench pool {{ARGS}}

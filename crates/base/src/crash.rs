@@ -4,9 +4,12 @@
 //! `TIDEPOOL_CRASH_POINT` names it: `NAME` ends the process when it is first reached, `NAME:COUNT` when it is reached for
 //! the COUNT-th time; `stop:NAME` and `stop:NAME:COUNT` stop it there instead, until it is told to go on. A crate lists the names of its own in a constant `CRASH_POINTS`, for harnesses that visit them all.
 //!
+//! A simulation in one process has its own look at the points that a thread comes to ([`at_crash_points`]).
+//!
 //! A [`panic_point`] panics instead, once, if `TIDEPOOL_PANIC_POINT` names it: so tests see that a defect at that place ends its
 //! statement and nothing else. [`without_unwinding`] marks the places where nothing may go on after a panic.
 
+use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -36,12 +39,40 @@ struct Points {
     target: Mutex<Option<Target>>,
 }
 
+/// What a simulation does where a thread comes to a crash point, which it is told the name of.
+pub type Look = Box<dyn FnMut(&str)>;
+
+thread_local! {
+    static LOOK: RefCell<Option<Look>> = const { RefCell::new(None) };
+}
+
+/// Has `look` called at each crash point that this thread comes to, until another one takes its place. The thread goes on when it
+/// returns: as long as it does not, the thread is as one of a process that is stopped, or was killed.
+pub fn at_crash_points(look: Option<Look>) {
+    LOOK.set(look);
+    // As if one were armed.
+    CRASHES.state.store(ARMED, Ordering::Relaxed);
+}
+
 /// Ends the process here, or stops it, if that was asked for.
 #[inline]
 pub fn crash_point(name: &str) {
-    if CRASHES.are_on()
-        && let Some(target) = CRASHES.reached(name)
-    {
+    if CRASHES.are_on() {
+        reached(name);
+    }
+}
+
+#[cold]
+fn reached(name: &str) {
+    // Not where a look comes to one itself, nor while the thread ends.
+    let _ = LOOK.try_with(|look| {
+        if let Ok(mut look) = look.try_borrow_mut()
+            && let Some(look) = &mut *look
+        {
+            look(name);
+        }
+    });
+    if let Some(target) = CRASHES.reached(name) {
         if !target.stops {
             // No destructor runs and nothing is flushed.
             std::process::abort();
@@ -142,6 +173,22 @@ mod tests {
         crash_point("base.test");
         assert!(CRASHES.lock().as_ref().is_some_and(|target| target.stops && target.left == 2));
         *CRASHES.lock() = None;
+    }
+
+    #[test]
+    fn a_look_is_had_at_each_point_of_its_thread() {
+        let names = std::rc::Rc::new(RefCell::new(Vec::new()));
+        let of_look = names.clone();
+        at_crash_points(Some(Box::new(move |name| {
+            of_look.borrow_mut().push(name.to_owned());
+            crash_point("base.within");
+        })));
+        crash_point("base.one");
+        std::thread::spawn(|| crash_point("base.elsewhere")).join().unwrap();
+        crash_point("base.two");
+        at_crash_points(None);
+        crash_point("base.three");
+        assert_eq!(*names.borrow(), ["base.one", "base.two"]);
     }
 
     #[test]

@@ -16,7 +16,8 @@ mod testing;
 mod types;
 
 pub use crash::{
-    CRASH_POINT_VARIABLE, PANIC_POINT_VARIABLE, arm_crash_point, crash_point, panic_point, without_unwinding,
+    CRASH_POINT_VARIABLE, PANIC_POINT_VARIABLE, arm_crash_point, at_crash_points, crash_point, panic_point,
+    without_unwinding,
 };
 pub use error::{Error, Part, Result, SqlState, Subject};
 pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};

@@ -79,6 +79,10 @@ pub struct Database {
     pub(crate) keeper: Mutex<Worker>,
     /// Merges whose versions somebody may still look at: rows, and range.
     pub(crate) unfinished: Mutex<Vec<(Arc<RowStore>, u64)>>,
+    /// Shared from the record of a main until that is in its place; alone while a manifest's view is drawn. After `commit`.
+    pub(crate) told: RwLock<()>,
+    /// Held while those are not there that are being tried. Before `unfinished`.
+    pub(crate) finishing: Mutex<()>,
     /// By table, transactions that wrote to it when it was last looked at, and since when it has been so many.
     pub(crate) quiet: Mutex<HashMap<TableId, (u64, Instant)>>,
     /// By tablespace, where versions of rows are.
@@ -255,6 +259,8 @@ impl Database {
             quiet: Mutex::default(),
             keeper: Mutex::new(transactions.worker()?),
             unfinished: Mutex::default(),
+            told: RwLock::default(),
+            finishing: Mutex::default(),
             transactions,
             ids: storage.as_ref().map_or_else(|| Arc::new(Ids::of(&manifest)), |storage| Arc::clone(storage.ids())),
             next_transaction_id: AtomicU64::new(1),

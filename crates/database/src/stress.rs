@@ -1,6 +1,21 @@
 //! Seeds of tests with random histories: a few by default, and more for as long as one asks.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
+
+thread_local! {
+    static IS_STEPWISE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has databases that this thread makes primary from here on do nothing but what they are told to: no thread of theirs writes the log out, or
+/// manifests.
+pub(crate) fn go_stepwise() {
+    IS_STEPWISE.set(true);
+}
+
+pub(crate) fn is_stepwise() -> bool {
+    IS_STEPWISE.get()
+}
 
 /// A number of the environment.
 pub(crate) fn variable(name: &str, default: u64) -> u64 {

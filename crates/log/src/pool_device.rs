@@ -210,10 +210,11 @@ impl<H: PoolHost> PoolDevice<H> {
             if !host.told(books.nobody_needs_segment(host.host(), database, number, since))? {
                 continue;
             }
+            let found = host.told(books.load(books.layout.owner(entry.extent)))?;
             // First no reader finds it any more, then it goes. What is cut short between is found below, by the next.
             if host.told(books.forget_segment(database, number, entry))? {
                 crash_point("log.segment.forgotten");
-                self.give_back(entry.extent)?;
+                self.give_back(entry.extent, found)?;
             }
         }
         self.collect_unnamed()
@@ -235,10 +236,11 @@ impl<H: PoolHost> PoolDevice<H> {
                 None => source.end_of(entry.term.0.into(), 0)? == Some(None),
             };
             known.insert(entry.term, is_empty);
+            let found = host.told(books.load(books.layout.owner(entry.extent)))?;
             if is_empty && host.told(books.forget_segment(database, place, entry))? {
                 crash_point("log.segment.forgotten");
                 // One whose writer may live goes later, as an orphan that the table does not name.
-                self.give_back(entry.extent)?;
+                self.give_back(entry.extent, found)?;
             }
         }
         Ok(())
@@ -269,7 +271,7 @@ impl<H: PoolHost> PoolDevice<H> {
             let Owner::Orphan { by, database: of, kind: Kind::Log } = owner else { continue };
             // One that lives may be about to enter it.
             if of == database && host.told(books.is_gone(by))? {
-                unnamed.push(extent);
+                unnamed.push((extent, owner));
             }
         }
         if unnamed.is_empty() {
@@ -279,16 +281,17 @@ impl<H: PoolHost> PoolDevice<H> {
         for place in 0..SEGMENTS as u64 {
             let entry = host.told(books.load(books.layout.segment(database, place)))?;
             if entry != Entry::NONE {
-                unnamed.retain(|extent| *extent != entry.extent);
+                unnamed.retain(|(extent, _)| *extent != entry.extent);
             }
         }
-        unnamed.into_iter().try_for_each(|extent| self.give_back(extent).map(drop))
+        unnamed.into_iter().try_for_each(|(extent, found)| self.give_back(extent, found).map(drop))
     }
 
-    /// False where its writer may still be alive.
-    fn give_back(&self, extent: Extent) -> Result<bool> {
+    /// False where its writer may still be alive, and where the extent has another word than the one that was `found` when
+    /// the table still named it: then it went back, and may be another segment's.
+    fn give_back(&self, extent: Extent, found: Owner) -> Result<bool> {
         let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
-        Ok(host.told(books.return_log(host.host(), database, extent))?
+        Ok(host.told(books.return_log(host.host(), database, extent, found))?
             && host.told(books.free(host.host(), extent, Contents::Of(database)))?)
     }
 }
@@ -366,7 +369,7 @@ impl<H: PoolHost> LogDevice for PoolDevice<H> {
                 return Ok((number, self.handle(number, extent)));
             }
         }
-        self.give_back(extent)?;
+        self.give_back(extent, Owner::Log { by: host.host() })?;
         Err(Error::new(SqlState::DISK_FULL, format!("the log table of {} is full", host.pool_name()))
             .with_hint("A checkpoint makes room, once no host needs the segments before it."))
     }

@@ -188,11 +188,17 @@ impl<M: Memory> Books<M> {
     }
 
     /// Begins to return an extent that no root from `since` on names, nor a record of the log behind that root's position.
-    /// The caller is the database's primary, or was.
-    pub fn return_shared(&self, host: Host, database: Database, extent: Extent, since: Generation) -> Outcome<bool, M> {
-        let field = self.layout.owner(extent);
-        let owner = self.load(field)?;
-        let is_over = match owner {
+    /// The caller is the database's primary, or was. `found`: the extent's word when that was found out. A host that sleeps
+    /// after it found that out may come when the extent went back and was filled anew: by its word that is another's.
+    pub fn return_shared(
+        &self,
+        host: Host,
+        database: Database,
+        extent: Extent,
+        found: Owner,
+        since: Generation,
+    ) -> Outcome<bool, M> {
+        let is_over = match found {
             Owner::Shared { database: of, .. } => of == database,
             // Its writer may still store there as long as it is not dead.
             Owner::Orphan { by, database: of, .. } => of == database && self.is_gone(by)?,
@@ -201,7 +207,7 @@ impl<M: Memory> Books<M> {
         if !is_over || !self.nobody_holds_before(database, since)? {
             return Ok(false);
         }
-        self.swap(field, owner, Owner::Returning { by: host })
+        self.swap(self.layout.owner(extent), found, Owner::Returning { by: host })
     }
 
     /// Root `since` of `database` was published, and no other host of it reads segment `number` of the log or an earlier one.
@@ -230,11 +236,10 @@ impl<M: Memory> Books<M> {
     }
 
     /// Begins to return the extent of a segment of the log: of the host's own, or what a dead primary left. No other host
-    /// [needs](Books::nobody_needs_segment) the segment.
-    pub fn return_log(&self, host: Host, database: Database, extent: Extent) -> Outcome<bool, M> {
-        let field = self.layout.owner(extent);
-        let owner = self.load(field)?;
-        let is_over = match owner {
+    /// [needs](Books::nobody_needs_segment) the segment. `found`: the extent's word when that was found out, as for
+    /// [`return_shared`](Books::return_shared).
+    pub fn return_log(&self, host: Host, database: Database, extent: Extent, found: Owner) -> Outcome<bool, M> {
+        let is_over = match found {
             Owner::Log { by } => by == host,
             // Its writer may still store there as long as it is not dead. The host's own became one where a successor that
             // had slept did not know yet that it was none any more.
@@ -246,6 +251,6 @@ impl<M: Memory> Books<M> {
         if !is_over {
             return Ok(false);
         }
-        self.swap(field, owner, Owner::Returning { by: host })
+        self.swap(self.layout.owner(extent), found, Owner::Returning { by: host })
     }
 }

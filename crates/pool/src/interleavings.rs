@@ -211,7 +211,7 @@ fn a_hold_and_a_return() {
         let other = again(&books);
         let primary = thread::spawn(move || {
             let root = sure(other.publish_root(DATA, root, Extent(1))).expect("no other host publishes");
-            if sure(other.return_shared(host(0), DATA, Extent(0), root.generation)) {
+            if sure(other.return_shared(host(0), DATA, Extent(0), shared, root.generation)) {
                 sure(other.memory.zero(Extent(0)));
             }
         });

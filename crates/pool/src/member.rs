@@ -8,7 +8,6 @@ use crate::check::usage;
 use crate::control;
 use crate::death::{Death, Evidence};
 use crate::layout::{HostNumber, SEGMENTS, TERMS};
-use crate::memory::Bytes;
 use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
@@ -286,6 +285,11 @@ impl Member {
         self.pool.told(self.pool.books().load(self.pool.layout().root(self.database)))
     }
 
+    /// What the books say of an extent.
+    pub fn owner(&self, extent: Extent) -> Result<Owner> {
+        self.pool.told(self.pool.books().load(self.pool.layout().owner(extent)))
+    }
+
     /// Why an extent was refused, in words.
     pub fn refused(&self, refusal: Refusal, count: usize) -> Error {
         let error = || -> Result<Error> {
@@ -354,7 +358,8 @@ impl Member {
         }
         let mut freed = 0;
         for extent in books.layout.all_extents() {
-            let kind = match pool.told(books.load(books.layout.owner(extent)))? {
+            let owner = self.owner(extent)?;
+            let kind = match owner {
                 Owner::Shared { database, kind, .. } | Owner::Orphan { database, kind, .. }
                     if database == self.database =>
                 {
@@ -362,7 +367,7 @@ impl Member {
                 }
                 _ => continue,
             };
-            if kind != Kind::Log && self.reclaim(extent, root.generation)? {
+            if kind != Kind::Log && self.reclaim(extent, owner, root.generation)? {
                 freed += 1;
             }
         }
@@ -381,7 +386,7 @@ impl Member {
         if !self.is_current()? {
             return Err(self.fenced());
         }
-        let owner = self.pool.told(self.pool.books().load(self.pool.layout().owner(extent)))?;
+        let owner = self.owner(extent)?;
         Err(Error::new(
             SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("extent {} is not the host's to change: it is {}", extent.0, owner.text()),
@@ -433,7 +438,7 @@ impl Member {
     /// No host writes to an extent that this one was filling any more; its checksum is kept.
     pub fn publish(&self, extent: Extent, generation: Generation) -> Result<()> {
         let books = self.pool.books();
-        let owner = self.pool.told(books.load(books.layout.owner(extent)))?;
+        let owner = self.owner(extent)?;
         let is_filling = matches!(owner, Owner::Filling { by, .. } if by == self.host);
         self.done(is_filling, extent)?;
         let sum = Number(self.sum_of_own(extent)?);
@@ -444,9 +449,6 @@ impl Member {
     #[allow(unsafe_code, reason = "the extent is this host's own")]
     fn sum_of_own(&self, extent: Extent) -> Result<u64> {
         self.pool.extent(extent)?;
-        // Zeroes that nobody wrote over, too: who reads this on another machine, or after its restart, compares all of it.
-        let memory = &self.pool.books().memory;
-        memory.persist_bytes(extent, 0, memory.extent_bytes());
         // SAFETY: the word says that this incarnation alone stores there, and it stores no more, as it publishes.
         Ok(unsafe { self.pool.books().memory.sum(extent) }.unwrap_or(0))
     }
@@ -594,7 +596,7 @@ impl Member {
         // Even if another host took it for dead: nothing of it stores to the pool from here on.
         pool.told(pool.books().advance(self.host, HostState::Leaving))?;
         let result = bury(pool, self.host, &Death::by(Evidence::Itself), EventKind::Left);
-        let _ = pool.books().memory.first_device().unlock_byte(pool.lock_of(self.host.slot));
+        let _ = pool.books().memory.first_device().unlock_byte(self.host.slot.0.into());
         pool.own().lock().remove(&self.host.slot);
         result.map(drop)
     }
@@ -651,15 +653,14 @@ fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Res
             continue;
         }
         let device = books.memory.first_device();
-        let locked =
-            device.lock_byte(pool.lock_of(slot)).map_err(|error| Error::io("lock a byte of the pool", &error))?;
+        let locked = device.lock_byte(slot.0.into()).map_err(|error| Error::io("lock a byte of the pool", &error))?;
         if !locked {
             continue;
         }
         // What the kernel marked for the life before is not held against this one.
         books.memory.thread_word(books.layout.thread_word(slot)).store(0, Ordering::SeqCst);
         let Some(host) = pool.told(books.join(slot, options.role, database))? else {
-            let _ = device.unlock_byte(pool.lock_of(slot));
+            let _ = device.unlock_byte(slot.0.into());
             continue;
         };
         own.insert(slot);

@@ -5,7 +5,7 @@
 //! die or sleep between any two of these: the next one begins another term.
 
 use crate::member::Member;
-use crate::words::{Contents, End, EventKind, Extent, Generation, HostState, Reign, Root, Term};
+use crate::words::{Contents, End, EventKind, Extent, Generation, HostState, Owner, Reign, Root, Term};
 use tidepool_base::{Result, crash_point};
 
 impl Member {
@@ -81,10 +81,11 @@ impl Member {
     }
 
     /// Frees an extent that no root from `since` on names, nor a record behind that root's position. False while a host may
-    /// still read it, or while the one that wrote it may be alive.
-    pub fn reclaim(&self, extent: Extent, since: Generation) -> Result<bool> {
+    /// still read it, or while the one that wrote it may be alive. `found`: its word when that was found out; where it has
+    /// another by now, it is another's, and stays.
+    pub fn reclaim(&self, extent: Extent, found: Owner, since: Generation) -> Result<bool> {
         let (pool, books) = (self.pool(), self.pool().books());
-        if !pool.told(books.return_shared(self.host(), self.database(), extent, since))? {
+        if !pool.told(books.return_shared(self.host(), self.database(), extent, found, since))? {
             return Ok(false);
         }
         pool.told(books.free(self.host(), extent, Contents::Of(self.database())))

@@ -218,7 +218,7 @@ fn perform(action: Action, run: &Run<'_>, layout: Layout, me: Host, database: Da
                 Owner::Orphan { .. } => true,
                 _ => false,
             };
-            Came::Done(is_older && books.return_shared(me, database, extent, root.generation)?)
+            Came::Done(is_older && books.return_shared(me, database, extent, owner, root.generation)?)
         }
         Action::Suspect(host) => Came::Done(books.suspect(host)?),
         Action::Confirm(host) => Came::Done(books.confirm(host, &Death::by(Evidence::ProcessEnded))?),
@@ -537,7 +537,9 @@ impl Simulation {
             books.stamp_root(database).unwrap_or_else(|_| unreachable!("nothing is damaged"));
             let held = books.hold_root(last, database).unwrap_or_else(|_| unreachable!("nothing is damaged"));
             for extent in self.layout.all_extents() {
-                if sure(books.return_shared(last, database, extent, held)) {
+                let found =
+                    books.load(self.layout.owner(extent)).unwrap_or_else(|_| unreachable!("nothing is damaged"));
+                if sure(books.return_shared(last, database, extent, found, held)) {
                     sure(books.free(last, extent, Contents::Of(database)));
                 }
             }

@@ -50,7 +50,6 @@ impl Place {
             bytes_max: None,
             label: "test".to_owned(),
             populates: false,
-            overcommits: false,
         }
     }
 
@@ -270,25 +269,6 @@ fn a_device_that_is_missing_is_named_where_it_is_needed() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_not_taken() {
-    let place = place();
-    let size = Some(64 * EXTENT_BYTES_MIN);
-    let made = || vec![open_new(&place.location(), size, EXTENT_BYTES_MIN).unwrap()];
-    let made = made();
-    let wanted = made[0].mapping.device().unwrap().memory_to_commit();
-    check_memory(&made, None).unwrap();
-    check_memory(&made, Some(wanted)).unwrap();
-    if wanted > 0 {
-        assert!(wanted > 63 * EXTENT_BYTES_MIN, "but for what was read of it: {wanted}");
-        let error = check_memory(&made, Some(wanted - 1)).unwrap_err();
-        assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
-        assert!(error.detail().is_some_and(|detail| detail.contains("takes all of it when it is made")), "{error:?}");
-        reserve(&made[0], 64, EXTENT_BYTES_MIN, false).unwrap();
-        assert_eq!(made[0].mapping.device().unwrap().memory_to_commit(), 0, "what is there is not wanted again");
-    }
-}
-
-#[test]
 fn a_slot_is_free_again_and_its_next_life_is_another() {
     let place = place();
     let pool = place.pool(4);
@@ -489,7 +469,7 @@ fn features_are_written_when_they_are_asked_for() {
     assert_eq!((again.superblock().may_ignore, again.superblock().epoch), (6, 3));
     assert!(check(&again, false).unwrap().is_clean());
     // A later release's, which this one must not touch.
-    assert!(pool.raise_features(1 << 20, 0, 0).unwrap());
+    assert!(pool.raise_features(1, 0, 0).unwrap());
     assert_eq!(Pool::open(&place.location()).unwrap_err().code(), SqlState::FEATURE_NOT_SUPPORTED);
 }
 
@@ -645,12 +625,13 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
 
     // A root without what it left: free once it is dead and nobody holds an older one.
     let next = new.publish_root(stamped, main[0]).unwrap().unwrap();
-    assert!(!new.reclaim(log, next.generation).unwrap());
+    let reclaim = |extent| new.reclaim(extent, owner(&pool, extent), next.generation).unwrap();
+    assert!(!reclaim(log));
     drop(old);
-    assert!(!new.reclaim(log, next.generation).unwrap(), "the successor itself holds an older root");
+    assert!(!reclaim(log), "the successor itself holds an older root");
     new.raise_hold(next.generation).unwrap();
-    assert!(new.reclaim(log, next.generation).unwrap() && new.reclaim(main[1], next.generation).unwrap());
-    assert!(!new.reclaim(log, next.generation).unwrap());
+    assert!(reclaim(log) && reclaim(main[1]));
+    assert!(!reclaim(log));
     assert!(new.end_reign(running).unwrap());
     assert_eq!(watcher.bury_the_dead().unwrap(), 0);
     let report = check(&pool, true).unwrap();
@@ -670,4 +651,40 @@ fn a_standby_takes_over_from_a_primary_that_sleeps() {
     for kind in [EventKind::TookOver, EventKind::Suspected, EventKind::Sealed] {
         assert!(kinds.contains(&kind), "{kind:?} is missing from {kinds:?}");
     }
+}
+
+/// A host found out that extents go back, and slept until they were used anew: it returns none of them.
+#[test]
+fn what_was_used_anew_is_not_returned_for_what_it_was() {
+    let place = place();
+    let pool = place.pool(8);
+    let (one, two) = (join(&pool, "one", "a"), join(&pool, "two", "a"));
+    let (books, database) = (pool.books(), one.database());
+    let root = one.root().unwrap();
+    let main = one.lease(Kind::Main, 1).unwrap()[0];
+    one.publish(main, root.generation).unwrap();
+    let found = one.owner(main).unwrap();
+    let next = pool.told(books.publish_root(database, root, main)).unwrap().unwrap();
+    for host in [&one, &two] {
+        host.raise_hold(next.generation).unwrap();
+    }
+    assert!(one.reclaim(main, found, next.generation).unwrap());
+    let count = free(&pool) as usize;
+    let again = one.lease(Kind::Main, count).unwrap();
+    again.iter().filter(|extent| **extent != main).for_each(|extent| one.give_back(*extent).unwrap());
+    one.publish(main, next.generation).unwrap();
+    assert!(!two.reclaim(main, found, next.generation).unwrap());
+    assert!(matches!(owner(&pool, main), Owner::Shared { generation, .. } if generation == next.generation));
+    // Of a log that two primaries left one after the other.
+    let log = one.lease(Kind::Log, 1).unwrap()[0];
+    drop(one);
+    let found = two.owner(log).unwrap();
+    assert!(pool.told(books.return_log(two.host(), database, log, found)).unwrap());
+    assert!(pool.told(books.free(two.host(), log, Contents::Of(database))).unwrap());
+    let three = join(&pool, "three", "a");
+    let count = free(&pool) as usize;
+    assert!(three.lease(Kind::Log, count).unwrap().contains(&log));
+    drop(three);
+    assert!(!pool.told(books.return_log(two.host(), database, log, found)).unwrap());
+    assert!(matches!(owner(&pool, log), Owner::Orphan { .. }));
 }

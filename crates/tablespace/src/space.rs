@@ -511,12 +511,7 @@ impl Tablespace {
             None => {
                 drop(extents);
                 let leased = self.leased.as_deref()?;
-                let class = Class::of(purpose);
-                let mut taken = self.lease_and_take(leased, class, count, alignment, tag);
-                if taken.is_none() && self.ask_others(leased, count) {
-                    taken = self.lease_and_take(leased, class, count, alignment, tag);
-                }
-                let taken = taken?;
+                let taken = self.lease_and_take(leased, Class::of(purpose), count, alignment, tag)?;
                 extents = taken.0;
                 taken.1
             }
@@ -952,9 +947,6 @@ impl Tablespace {
 
 impl Drop for Tablespace {
     fn drop(&mut self) {
-        if self.leased.is_some() {
-            self.leave_siblings();
-        }
         // Of what is not kept a file would hold memory for nobody.
         self.leave();
     }

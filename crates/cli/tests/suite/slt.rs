@@ -190,7 +190,6 @@ fn pool_of_tests() -> &'static Path {
             bytes_max: None,
             label: "slt".to_owned(),
             populates: false,
-            overcommits: false,
         };
         Pool::create(&options).unwrap();
         folder

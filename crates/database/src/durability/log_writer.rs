@@ -22,6 +22,10 @@ pub(crate) struct LogWriter {
 impl LogWriter {
     pub fn start(of: &Arc<Log>, background: Arc<Background>) -> Result<LogWriter> {
         let shared: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        #[cfg(test)]
+        if crate::stress::is_stepwise() {
+            return Ok(LogWriter { shared, log: of.clone(), threads: Vec::new() });
+        }
         let of_thread = shared.clone();
         let log = of.clone();
         let run = move || {

@@ -16,13 +16,16 @@
 
 use crate::Database;
 use crate::catalog::sequence::{KeptPositions, Position};
-use crate::durability::redo::{MAIN, Redo, SEQUENCE, broken, bytes, number};
+use crate::durability::redo::{MAIN, Redo, SEQUENCE, broken, bytes, number, point};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, StoreId};
 use tidepool_log::RecordKind;
 use tidepool_table::RowGroup;
 use tidepool_table::rows::NewMain;
 use tidepool_txn::{Commit, Isolation, Worker};
+
+/// A main whose record is in the log and which is not in its place yet.
+pub(crate) type Told<'d> = parking_lot::RwLockReadGuard<'d, ()>;
 
 /// Puts row groups that merges made where those who follow find them.
 pub trait MainPlaces: Send + Sync {
@@ -138,21 +141,31 @@ impl Database {
         self.main_places.set(places).map_err(|_| Error::internal("mains have places already"))
     }
 
-    /// Writes of a main that is about to take its place, if somebody may follow.
-    pub(crate) fn log_main(&self, store: StoreId, range: u64, main: &NewMain) -> Result<()> {
-        let Some(places) = self.main_places.get() else { return Ok(()) };
+    /// Writes of a main that is about to take its place, if somebody may follow. The main is in its place when what this returns is
+    /// dropped.
+    pub(crate) fn log_main(&self, store: StoreId, range: u64, main: &NewMain) -> Result<Option<Told<'_>>> {
+        let Some(places) = self.main_places.get() else { return Ok(None) };
         let places = places.place(store, range, main)?;
         let group = main.group.as_ref().map(|group| (group.id(), group.rows() as u64));
         let record = MainRecord { store, range, horizon: main.horizon, group, dead: main.dead.clone(), places };
-        self.commit_small(MAIN, &record.to_bytes()).map(drop)
+        let mut told = None;
+        self.commit_small_after(MAIN, &record.to_bytes(), &mut || told = Some(self.told.read()))?;
+        point("main.told");
+        Ok(told)
     }
 
     /// Commits a record by itself. Does not wait until it is durable. 53100 and 58030 as of a transaction.
     pub(crate) fn commit_small(&self, kind: RecordKind, payload: &[u8]) -> Result<CommitTs> {
+        self.commit_small_after(kind, payload, &mut || ())
+    }
+
+    /// As `commit_small`. `before` is called when nothing is waited for any more.
+    fn commit_small_after(&self, kind: RecordKind, payload: &[u8], before: &mut dyn FnMut()) -> Result<CommitTs> {
         let mut seat = self.take_seat()?;
         let committed = match &mut seat.redo {
             None => Err(Error::internal("a record for a log that is not there")),
             Some(redo) => redo.prepare_small(kind, payload).and_then(|()| {
+                before();
                 seat.worker.begin(Isolation::ReadCommitted)?;
                 seat.worker.tag_to_write();
                 seat.worker.commit(&mut Small(redo))

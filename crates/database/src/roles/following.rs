@@ -150,6 +150,11 @@ impl Following {
         Ok((database, following))
     }
 
+    #[cfg(test)]
+    pub(super) fn holding(&mut self) -> &mut Holding {
+        &mut self.holding
+    }
+
     /// Applies what is new. False: nothing was.
     pub(super) fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
         self.holding.look(&self.roles, database, self.follower.applied_ts())?;

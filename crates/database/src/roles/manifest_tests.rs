@@ -5,7 +5,7 @@ use super::*;
 use crate::durability::tier1::FoundManifest;
 use crate::follow::tests::{Content, check, content};
 use crate::stress::for_seeds;
-use crate::tests::{columns, insert, insert_and_commit, placement, rows};
+use crate::tests::{batch_of, columns, insert, insert_and_commit, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::{CurrentTransaction, TransactionFate};
 use rand::rngs::StdRng;
@@ -342,6 +342,190 @@ fn what_no_manifest_names_goes_back_to_the_pool() {
     end(standby);
     primary.close().unwrap();
     drop(primary);
+    place.checked();
+}
+
+/// A standby that takes over while a main of its predecessor's waits to take the place of an older one, for whoever looks at a
+/// version.
+fn taking_over_with_a_main_to_adopt(
+    place: &Place,
+    manifests_before: usize,
+) -> (Arc<Database>, Arc<Database>, Arc<crate::DatabaseVersion>) {
+    let old = open(place, "old", PoolRole::Primary);
+    create(&old, "t");
+    insert_and_commit(&old, "t", 0..3000);
+    assert!(old.merge("t").unwrap() > 0);
+    write_manifest(&old);
+    let next = open(place, "next", PoolRole::Standby);
+    catch_up(&old, &next);
+    let reader = next.version();
+    change_and_commit(&old);
+    assert!(old.merge("t").unwrap() > 0);
+    old.vacuum();
+    // The record of the merge is durable with this.
+    insert_and_commit(&old, "t", 3900..3901);
+    for round in 0..manifests_before {
+        insert_and_commit(&old, "t", 4000 + 10 * round..4001 + 10 * round);
+        assert!(write_manifest(&old));
+    }
+    catch_up(&old, &next);
+    assert!(next.promote(WAIT).unwrap());
+    assert!(is_adopting(&next), "the main waits for the reader");
+    let end_of_wait = Instant::now() + WAIT;
+    while next.roles.as_ref().unwrap().checkpoints().is_none() {
+        assert!(Instant::now() < end_of_wait);
+        std::thread::yield_now();
+    }
+    (old, next, reader)
+}
+
+/// Of the first range, so that a merge makes a main of it that takes another one's place.
+fn change_and_commit(database: &Arc<Database>) {
+    let def = database.version().table("t").unwrap().def.clone();
+    let ids: Vec<RowId> = (0..100).map(|position| RowId::new(0, position)).collect();
+    let line = |row: usize| vec![Some((20_000 + row).to_string()), Some(format!("changed {row}"))];
+    let changed = batch_of(&def, &(0..ids.len()).map(line).collect::<Vec<_>>());
+    let mut transaction = database.begin().unwrap();
+    transaction.update("t", &ids, &changed).unwrap();
+    transaction.commit().unwrap();
+}
+
+fn is_adopting(database: &Database) -> bool {
+    database.unfinished_merges().iter().any(|(rows, number)| rows.is_adopting(*number))
+}
+
+fn group_of(database: &Database) -> tidepool_base::RowGroupId {
+    database.version().table("t").unwrap().row_groups[0].id()
+}
+
+/// A manifest names the main that a primary has. One that takes its place later, though a predecessor made it, is told to those
+/// who began with that manifest: otherwise they would go on with what goes back to the pool.
+#[test]
+fn a_host_has_the_main_that_its_primary_adopted_after_the_manifest() {
+    let place = Place::new();
+    let (old, next, reader) = taking_over_with_a_main_to_adopt(&place, 0);
+    end(old);
+    assert!(write_manifest(&next));
+    let third = open(&place, "third", PoolRole::Standby);
+    let before = group_of(&next);
+    assert_eq!(group_of(&third), before);
+    drop(reader);
+    let wait = Instant::now() + WAIT;
+    while is_adopting(&next) {
+        assert!(Instant::now() < wait);
+        next.vacuum();
+    }
+    let after = group_of(&next);
+    assert_ne!(before, after);
+    // Its extents go back now, as soon as no host holds them.
+    while group_of(&third) != after {
+        assert!(Instant::now() < wait, "the third host has the main before");
+        let number = next_number();
+        insert_and_commit(&next, "t", number..number + 1);
+        third.vacuum();
+        std::thread::yield_now();
+    }
+    assert!(third.promote(WAIT).unwrap());
+    assert_eq!(rows(&third, "t").len(), rows(&next, "t").len());
+    check(&third);
+    end(next);
+    third.close().unwrap();
+    drop(third);
+    place.checked();
+}
+
+fn next_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(10_000);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Who attaches passes over the records that a manifest's view covers. So the view is not drawn while a main has a record, and
+/// not its place yet.
+#[test]
+fn a_host_has_the_main_whose_record_its_manifest_covers() {
+    let place = Place::new();
+    let primary = open(&place, "one", PoolRole::Primary);
+    create(&primary, "t");
+    insert_and_commit(&primary, "t", 0..3000);
+    assert!(primary.merge("t").unwrap() > 0);
+    primary.vacuum();
+    change_and_commit(&primary);
+    let (comes, came) = std::sync::mpsc::channel();
+    let (goes_on, may_go_on) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let primary = &primary;
+        scope.spawn(move || {
+            tidepool_base::at_crash_points(Some(Box::new(move |name| {
+                if name == "main.told" {
+                    comes.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                }
+            })));
+            assert!(primary.merge("t").unwrap() > 0);
+        });
+        came.recv().unwrap();
+        let writer = scope.spawn(|| write_manifest(primary));
+        // One that does not wait for the merge is there by then.
+        let end = Instant::now() + Duration::from_secs(1);
+        while !writer.is_finished() && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        goes_on.send(()).unwrap();
+    });
+    let next = open(&place, "two", PoolRole::Standby);
+    let end_of_wait = Instant::now() + WAIT;
+    while group_of(&next) != group_of(&primary) {
+        assert!(Instant::now() < end_of_wait, "the host has the main before");
+        let number = next_number();
+        insert_and_commit(&primary, "t", number..number + 1);
+        next.vacuum();
+        std::thread::yield_now();
+    }
+    end(next);
+    primary.close().unwrap();
+    drop(primary);
+    place.checked();
+}
+
+/// A primary that is asleep has found out what no host needs but those that hold older manifests. It wakes when one of these has
+/// taken over, and is still looking at that.
+#[test]
+fn a_primary_that_wakes_takes_nothing_from_a_successor_that_still_looks_at_it() {
+    let place = Place::new();
+    let (old, next, reader) = taking_over_with_a_main_to_adopt(&place, 4);
+    let mapped = || {
+        let spaces = next.tablespaces().list();
+        let roles = next.roles.as_ref().unwrap();
+        spaces.iter().chain([roles.places().space()]).flat_map(|space| space.attached_extents()).collect::<Vec<_>>()
+    };
+    let attached = mapped();
+    assert!(write_manifest(&next) && !attached.is_empty());
+    let _ = old.roles.as_ref().unwrap().checkpoints().unwrap().write(&old);
+    let owners = attached.iter().map(|extent| member(&next).owner(*extent).unwrap());
+    let stays = |owner: tidepool_pool::words::Owner| owner.kind() == Some(tidepool_pool::words::Kind::Main);
+    assert!(owners.into_iter().all(stays), "what the successor looks at went back");
+    assert_eq!(rows(&next, "t").len(), 3005);
+    // Once it looks at nothing of that, it holds what it has itself.
+    let held = || {
+        let member = member(&next);
+        let (pool, slot) = (member.pool(), member.host().slot);
+        pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::GenHeld))).unwrap().0
+    };
+    let generation = || u64::from(member(&next).root().unwrap().generation.0);
+    assert!(held() < generation());
+    drop(reader);
+    let wait = Instant::now() + WAIT;
+    while held() < generation() {
+        assert!(Instant::now() < wait, "{} of {}", held(), generation());
+        next.vacuum();
+        let number = next_number();
+        insert_and_commit(&next, "t", number..number + 1);
+        write_manifest(&next);
+    }
+    end(old);
+    check(&next);
+    next.close().unwrap();
+    drop(next);
     place.checked();
 }
 

@@ -20,10 +20,13 @@ const SHARE: u32 = 10;
 /// Begins to write manifests for a database that has just become primary.
 pub(super) fn start(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary) -> Result<()> {
     let member = roles.host().member();
-    let checkpoints =
-        Checkpoints::new(member, primary.reign, primary.root, roles.places(), &primary.log, &primary.device)?;
+    let checkpoints = Checkpoints::new(database, member, roles.places(), primary)?;
     let checkpoints = Arc::new(checkpoints);
     roles.checkpoints.set(Arc::clone(&checkpoints)).map_err(|_| Error::internal("manifests are written already"))?;
+    #[cfg(test)]
+    if crate::stress::is_stepwise() {
+        return Ok(());
+    }
     let (weak, of_thread) = (Arc::downgrade(database), Arc::clone(roles));
     let thread = std::thread::Builder::new()
         .name("manifests".to_owned())
@@ -90,6 +93,12 @@ pub(super) struct Holding {
 }
 
 impl Holding {
+    /// Whether it is looked the next time, however long ago it was the last time.
+    #[cfg(test)]
+    pub fn set_due(&mut self, is_due: bool) {
+        self.looked = (!is_due).then(|| Instant::now() + Duration::from_secs(3600));
+    }
+
     /// Looks whether the root in force can be held in place of an older one: when everything up to its position is applied,
     /// mains have been adopted, and nobody looks at anything older any more.
     pub fn look(&mut self, roles: &Roles, database: &Database, applied: CommitTs) -> Result<()> {
@@ -112,7 +121,7 @@ impl Holding {
             return Ok(());
         }
         let Some(found) = manifest_of(member, root)? else { return Ok(()) };
-        if applied < found.header.commit_ts || !database.unfinished.lock().is_empty() {
+        if applied < found.header.commit_ts || !database.unfinished_merges().is_empty() {
             return Ok(());
         }
         let named = found.view()?.named_extents().collect();

@@ -13,8 +13,6 @@
 //! Lock order: none of what is locked here is held while something else is locked.
 
 mod attach;
-#[cfg(test)]
-mod dealt_tests;
 mod fall_back;
 mod following;
 #[cfg(test)]
@@ -24,7 +22,11 @@ pub(crate) mod places;
 #[cfg(test)]
 mod processes;
 mod shown;
+#[cfg(test)]
+mod simulated;
 mod standby_names;
+#[cfg(test)]
+mod steps;
 mod synchronous;
 #[cfg(test)]
 mod tests;

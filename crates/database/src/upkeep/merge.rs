@@ -107,7 +107,13 @@ impl Database {
                         encoded => encoded,
                     }
                 };
-                let mut tell = |main: &NewMain| self.log_main(table.rows.id(), number, main);
+                // Until it has its place. And before that one that was to be adopted.
+                let mut told = None;
+                let mut tell = |main: &NewMain| {
+                    told = None;
+                    told = self.log_main(table.rows.id(), number, main)?;
+                    Ok(())
+                };
                 table.rows.merge_range_telling(worker, number, &mut encode, &mut tell)
             };
             let merged = match merge() {
@@ -127,7 +133,7 @@ impl Database {
             self.rows_changed();
         }
         for _ in 0..if ended.is_ok() { LOOKS } else { 0 } {
-            unfinished.retain(|(rows, number)| !rows.finish_merge(worker, *number));
+            unfinished.retain(|(rows, number)| !self.finish_merge(worker, rows, *number));
             if unfinished.is_empty() {
                 break;
             }
@@ -145,15 +151,47 @@ impl Database {
 
     /// Frees what nobody sees any more: versions, what merges left, nodes of indexes.
     pub fn vacuum(&self) {
-        {
-            let keeper = self.keeper.lock();
-            let mut unfinished = std::mem::take(&mut *self.unfinished.lock());
-            unfinished.retain(|(rows, number): &(Arc<RowStore>, u64)| !rows.finish_merge(&keeper, *number));
-            self.unfinished.lock().append(&mut unfinished);
-        }
+        self.finish_merges();
         self.collect();
         self.memories.lock().values().for_each(|memory| memory.trim());
         self.reclaim_indexes();
+    }
+
+    fn finish_merges(&self) {
+        let _finishing = self.finishing.lock();
+        let mut unfinished = std::mem::take(&mut *self.unfinished.lock());
+        if unfinished.is_empty() {
+            return;
+        }
+        // Not the keeper: who writes to the log may wait.
+        match self.transactions().worker() {
+            Ok(worker) => {
+                unfinished.retain(|(rows, number)| !self.finish_merge(&worker, rows, *number));
+                worker.rest();
+            }
+            Err(error) => tracing::debug!(%error, "merges are not finished yet"),
+        }
+        self.unfinished.lock().append(&mut unfinished);
+    }
+
+    /// Merges whose versions somebody may still look at, and mains that wait to be adopted.
+    pub(crate) fn unfinished_merges(&self) -> Vec<(Arc<RowStore>, u64)> {
+        let _finishing = self.finishing.lock();
+        self.unfinished.lock().clone()
+    }
+
+    /// False: not yet.
+    fn finish_merge(&self, worker: &Worker, rows: &RowStore, number: u64) -> bool {
+        let mut told = None;
+        let finished = rows.finish_merge_telling(worker, number, &mut |main| {
+            told = self.log_main(rows.id(), number, main)?;
+            Ok(())
+        });
+        drop(told);
+        finished.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a main is not adopted yet");
+            false
+        })
     }
 
     /// Tables whose delta is to be moved into main, as their policies have it.

@@ -66,8 +66,8 @@ enum Reclaim {
     AnyGeneration,
 }
 
-/// A primary replaces what root 1 names and returns it; a host joins meanwhile and reads; a predecessor that has decided
-/// to return the same wakes late; somebody of another database takes what is free.
+/// A primary replaces what root 1 names and returns it; a host joins meanwhile and reads. Or a predecessor that has found out
+/// that the same goes back wakes late, and the primary has filled it anew by then. Somebody of another database takes what is free.
 fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
     let name = if has_zombie { "returns" } else { "reclaim" };
     let mut scenario = ground(name, &[DATA, DATA, OTHER, DATA]);
@@ -96,7 +96,7 @@ fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
                 Ok(Next::Goto(if mutant == Some(Reclaim::HoldsIgnored) { 4 } else { 1 }))
             }
             1 | 2 => {
-                let returns = books.return_shared(me, DATA, Extent(1), since)?;
+                let returns = books.return_shared(me, DATA, Extent(1), shared(1), since)?;
                 Ok(match (returns, procedure) {
                     (true, _) => Next::Goto(3),
                     (false, 1) => Next::Goto(2),
@@ -105,7 +105,7 @@ fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
             }
             3 => {
                 books.free(me, Extent(1), Contents::Of(DATA))?;
-                Ok(if mutant == Some(Reclaim::AnyGeneration) { Next::Goto(5) } else { Next::End })
+                Ok(if has_zombie { Next::Goto(5) } else { Next::End })
             }
             4 => {
                 let field = books.layout.owner(Extent(1));
@@ -139,17 +139,12 @@ fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
                 books.free(me, Extent(1), Contents::Of(DATA))?;
                 return Ok(Next::End);
             }
-            let returns = if mutant == Some(Reclaim::AnyGeneration) {
-                // It decides, sleeps, and takes any shared extent for that one.
-                let field = books.layout.owner(Extent(1));
-                let decided =
-                    matches!(books.load(field)?, Owner::Shared { .. }) && books.nobody_holds_before(DATA, since)?;
-                let owner = books.load(field)?;
-                let is_shared = matches!(owner, Owner::Shared { .. });
-                decided && is_shared && books.swap(field, owner, Owner::Returning { by: me })?
-            } else {
-                books.return_shared(me, DATA, Extent(1), since)?
+            // It found that out before it slept.
+            let found = match mutant {
+                Some(Reclaim::AnyGeneration) => books.load(books.layout.owner(Extent(1)))?,
+                _ => shared(1),
             };
+            let returns = books.return_shared(me, DATA, Extent(1), found, since)?;
             Ok(if returns { Next::Goto(1) } else { Next::End })
         });
     } else {
@@ -194,7 +189,7 @@ fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
         scenario.replace(scenario.layout.ident(Slot(1)), free);
     }
     thief(&mut scenario, 2, &[1]);
-    if mutant == Some(Reclaim::AnyGeneration) {
+    if has_zombie {
         scenario.invariant = Box::new(|view| {
             let root = view.word(Layout::new(3).root(DATA));
             let owner = view.word(Layout::new(3).owner(Extent(1)));
@@ -216,7 +211,7 @@ const RECLAIM: Subject<Reclaim> = Subject {
 
 const RETURNS: Subject<Reclaim> = Subject {
     build: |mutant| reclaim(mutant, true),
-    mutants: &[("the word of a shared extent does not say when it was filled", Reclaim::AnyGeneration)],
+    mutants: &[("an extent that was filled anew is returned for what it was before", Reclaim::AnyGeneration)],
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,7 +243,7 @@ fn records(mutant: Option<Records>) -> Scenario {
                 Ok(Next::Goto(3))
             }
             3 => {
-                let returns = books.return_shared(me, DATA, Extent(2), Generation(2))?;
+                let returns = books.return_shared(me, DATA, Extent(2), shared(1), Generation(2))?;
                 Ok(if returns { Next::Goto(4) } else { Next::End })
             }
             _ => {
@@ -478,7 +473,8 @@ fn orphans(mutant: Option<Orphans>) -> Scenario {
                     let owner = books.load(field)?;
                     matches!(owner, Owner::Orphan { .. }) && books.swap(field, owner, Owner::Returning { by: me })?
                 } else {
-                    books.return_shared(me, DATA, extent, Generation(3))?
+                    let found = books.load(books.layout.owner(extent))?;
+                    books.return_shared(me, DATA, extent, found, Generation(3))?
                 };
                 locals[0] = u64::from(extent.0);
                 Ok(match (returns, procedure) {
@@ -571,7 +567,7 @@ fn segments(mutant: Option<Segments>) -> Scenario {
     scenario.word("OWNER 2", scenario.layout.owner(Extent(2)), shared(1));
     scenario.content(1, 0, 7);
     let since = Generation(2);
-    scenario.actor("primary", true, move |run, procedure, _| {
+    scenario.actor("primary", true, move |run, procedure, locals| {
         let (books, me) = (run.books(), host(0));
         match procedure {
             0 => {
@@ -580,14 +576,17 @@ fn segments(mutant: Option<Segments>) -> Scenario {
                     return Ok(Next::Goto(0));
                 }
                 books.publish_root(DATA, root(1, 1), Extent(2))?;
+                locals[0] = Owner::Log { by: me }.bits();
                 Ok(Next::Goto(if mutant == Some(Segments::NeedIgnored) { 2 } else { 1 }))
             }
             1 => {
                 let is_over = books.nobody_needs_segment(me, DATA, 5, since)?;
+                locals[0] = books.load(books.layout.owner(Extent(1)))?.bits();
                 Ok(if is_over { Next::Goto(2) } else { Next::End })
             }
             2 => {
-                let returns = books.return_log(me, DATA, Extent(1))?;
+                let Ok(found) = Owner::read(locals[0]) else { return Ok(Next::End) };
+                let returns = books.return_log(me, DATA, Extent(1), found)?;
                 Ok(if returns { Next::Goto(3) } else { Next::End })
             }
             _ => {
@@ -629,7 +628,7 @@ fn segments(mutant: Option<Segments>) -> Scenario {
     });
     scenario.replace(scenario.layout.ident(Slot(1)), Ident { incarnation: Incarnation(1), ..Ident::NEW });
     thief(&mut scenario, 2, &[1]);
-    scenario.actor("successor", false, move |run, procedure, _| {
+    scenario.actor("successor", false, move |run, procedure, locals| {
         let (books, me) = (run.books(), host(3));
         match procedure {
             0 => {
@@ -641,10 +640,12 @@ fn segments(mutant: Option<Segments>) -> Scenario {
                     return Ok(Next::Goto(4));
                 }
                 let is_over = books.nobody_needs_segment(me, DATA, 5, since)?;
+                locals[0] = books.load(books.layout.owner(Extent(1)))?.bits();
                 Ok(if is_over { Next::Goto(2) } else { Next::End })
             }
             2 => {
-                let returns = books.return_log(me, DATA, Extent(1))?;
+                let Ok(found) = Owner::read(locals[0]) else { return Ok(Next::End) };
+                let returns = books.return_log(me, DATA, Extent(1), found)?;
                 Ok(if returns { Next::Goto(3) } else { Next::End })
             }
             4 => {

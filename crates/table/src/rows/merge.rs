@@ -19,6 +19,8 @@
 //! Who follows another process's log merges nothing: it *adopts* the mains that the other made ([`RowStore::adopt_main`]). The
 //! steps are 2 and 3. Main is replaced when the horizon is at *h* or past it, which everybody's snapshot is then, too; heads are taken out when
 //! the horizon is past the replacement. Of several mains of a range that wait for the horizon only the last one is adopted.
+//! One that still waits when its process begins to write is adopted then. From that moment on others may begin with what this process
+//! has: so they are told of it as of a merge.
 //!
 //! A row that the new main has was there at *h*. Where it has neither a head nor a place in the main before, it was deleted
 //! since, and the deletion was taken out of its head, as everybody saw it and nothing was beneath it. So it is dead in what is
@@ -48,6 +50,9 @@ pub enum Merged {
     /// Another merge of the range is under way, or waits for the horizon.
     Busy,
 }
+
+/// Is told of a main before anybody finds it; its error leaves the main before where it is.
+pub type TellMain<'t> = &'t mut dyn FnMut(&NewMain) -> Result<()>;
 
 /// Another row group with the same rows, or `None` to leave the one that there is.
 pub type ChangeGroup<'c> = &'c mut dyn FnMut(&Arc<RowGroup>) -> Result<Option<Arc<RowGroup>>>;
@@ -183,17 +188,17 @@ impl RowStore {
     }
 
     /// As `merge_range`. `tell` is told of the new main before anybody finds it, and before the range is merged again; its error ends
-    /// the merge, and main stays as it was.
+    /// the merge, and main stays as it was. And of a main that was to be adopted first.
     pub fn merge_range_telling(
         &self,
         worker: &Worker,
         number: u64,
         encode: &mut dyn FnMut(&RecordBatch) -> Result<RowGroup>,
-        tell: &mut dyn FnMut(&NewMain) -> Result<()>,
+        tell: TellMain<'_>,
     ) -> Result<Merged> {
         let Some(range) = self.directory.get(number) else { return Ok(Merged::Nothing) };
         let Some(mut state) = range.merging.try_lock() else { return Ok(Merged::Busy) };
-        if !state.is_settled() && !self.settle(worker, number, range, &mut state) {
+        if !state.is_settled() && !self.settle(worker, number, range, &mut state, tell)? {
             return Ok(Merged::Busy);
         }
         self.transactions.advance_horizon();
@@ -331,9 +336,19 @@ impl RowStore {
     /// Takes the versions that main holds out of their heads, if a merge of the range has come so far that it can. False:
     /// somebody still looks at the main before, so try again later.
     pub fn finish_merge(&self, worker: &Worker, number: u64) -> bool {
-        let Some(range) = self.directory.get(number) else { return true };
-        let Some(mut state) = range.merging.try_lock() else { return false };
-        self.settle(worker, number, range, &mut state)
+        self.finish_merge_telling(worker, number, &mut |_| Ok(())).unwrap_or(false)
+    }
+
+    /// As `finish_merge`. `tell` is told of a main that was to be adopted, if it takes its place now.
+    pub fn finish_merge_telling(&self, worker: &Worker, number: u64, tell: TellMain<'_>) -> Result<bool> {
+        let Some(range) = self.directory.get(number) else { return Ok(true) };
+        let Some(mut state) = range.merging.try_lock() else { return Ok(false) };
+        self.settle(worker, number, range, &mut state, tell)
+    }
+
+    /// A main waits to be adopted.
+    pub fn is_adopting(&self, number: u64) -> bool {
+        self.directory.get(number).is_some_and(|range| range.merging.lock().adopting.is_some())
     }
 
     /// Puts a main that another process made in the place of a range's: now, if nobody can have a snapshot from before what it
@@ -350,27 +365,36 @@ impl RowStore {
         // What was there before anything was applied may be later than some of what is applied.
         let is_later = |known: &MainPart| known.made_at() >= main.horizon.0;
         if state.adopting.is_none() && range.main(&worker.snapshot_now()).is_some_and(is_later) {
-            return Ok(self.settle(worker, number, range, &mut state));
+            return self.settle(worker, number, range, &mut state, &mut |_| Ok(()));
         }
         state.adopting = Some(main);
-        Ok(self.settle(worker, number, range, &mut state))
+        self.settle(worker, number, range, &mut state, &mut |_| Ok(()))
     }
 
     /// Does what waits for the horizon, as far as that has come. True: nothing is left.
-    fn settle(&self, worker: &Worker, number: u64, range: &Range, state: &mut MergeState) -> bool {
+    fn settle(
+        &self,
+        worker: &Worker,
+        number: u64,
+        range: &Range,
+        state: &mut MergeState,
+        tell: TellMain<'_>,
+    ) -> Result<bool> {
         if !self.take_out(worker, number, range, state) {
-            return false;
+            return Ok(false);
         }
-        self.adopt(worker, range, state) && self.take_out(worker, number, range, state)
+        Ok(self.adopt(worker, range, state, tell)? && self.take_out(worker, number, range, state))
     }
 
-    fn adopt(&self, worker: &Worker, range: &Range, state: &mut MergeState) -> bool {
-        let Some(main) = &state.adopting else { return true };
+    fn adopt(&self, worker: &Worker, range: &Range, state: &mut MergeState, tell: TellMain<'_>) -> Result<bool> {
+        let Some(main) = &state.adopting else { return Ok(true) };
         let horizon = main.horizon;
         if self.transactions.horizon() < horizon && self.transactions.advance_horizon() < horizon {
-            return false;
+            return Ok(false);
         }
-        let Some(mut main) = state.adopting.take() else { return true };
+        // As it was made: what was deleted since, others find out by themselves.
+        tell(main)?;
+        let Some(mut main) = state.adopting.take() else { return Ok(true) };
         let view = worker.snapshot_now();
         let old = range.main(&view);
         let (mut heads, mut replaced) = (Vec::new(), Vec::new());
@@ -411,7 +435,7 @@ impl RowStore {
         let after = range.replace_main(main.into_part(), worker);
         drop(view);
         state.waiting = Some(TakingOut { after, horizon: horizon.0, heads, replaced });
-        true
+        Ok(true)
     }
 
     fn take_out(&self, worker: &Worker, number: u64, range: &Range, state: &mut MergeState) -> bool {

@@ -57,7 +57,7 @@ pub use claim::Claim;
 pub use layout::{BatchRows, IMAGE_BYTES_MAX, RowLayout, Value};
 pub use locks::RowLock;
 pub use memory::VersionMemory;
-pub use merge::{ChangeGroup, Merged, NewMain, RangeUsage};
+pub use merge::{ChangeGroup, Merged, NewMain, RangeUsage, TellMain};
 pub use range::MainPart;
 pub use reads::{ReadLog, ScanRead};
 pub use reclaim::Gone;

@@ -125,6 +125,15 @@ impl Tablespace {
 
     /// The extents of main that are mapped here: something in them is used.
     pub fn mapped_extents(&self) -> Vec<Extent> {
+        self.extents_of_main(|_| true)
+    }
+
+    /// Of these, what another process put there.
+    pub fn attached_extents(&self) -> Vec<Extent> {
+        self.extents_of_main(|lease| lease.is_others)
+    }
+
+    fn extents_of_main(&self, counts: impl Fn(&Lease) -> bool) -> Vec<Extent> {
         let Some(leased) = self.leased.as_deref() else { return Vec::new() };
         let mut mapped = Vec::new();
         loop {
@@ -133,7 +142,8 @@ impl Tablespace {
             mapped.reserve(leased.held.load(Ordering::Relaxed) + 64);
             let Some(growing) = leased.grow() else { return mapped };
             let leases = growing.growth.leases[..growing.growth.end].iter().filter_map(|bits| Lease::of(*bits));
-            let mut of_main = leases.filter(|lease| lease.class == Class::Main).map(|lease| lease.extent);
+            let of_main = leases.filter(|lease| lease.class == Class::Main && counts(lease));
+            let mut of_main = of_main.map(|lease| lease.extent);
             mapped.extend(of_main.by_ref().take(mapped.capacity()));
             if of_main.next().is_none() {
                 return mapped;

@@ -11,7 +11,12 @@
 //! that were unmapped *before* a manifest was begun, and that it does not name, are named by none from its position on. They
 //! go back when the manifest *after* that is in force and every host holds that: the pool keeps the manifest before the one
 //! in force, with the log from there on and all that it and that log name, for hosts that find the one in force damaged.
-//! Both facts stay true, so a primary that acts on them late does no harm.
+//! Both facts stay true of what an extent was then. A primary that sleeps, and acts on them when another host has used the
+//! extent anew, does no harm either: what goes back is the extent with the word that it had.
+//!
+//! A primary that followed before may still look at what its predecessor let go of: by statements that began then, and by mains
+//! that have not taken the place of others yet. Its predecessor may be asleep, and wake. So the primary holds what it held when
+//! it followed, until it has nothing mapped any more that another process made and the manifest in force does not name.
 
 use super::found::FoundManifest;
 use super::room::{Run, shared_extents};
@@ -25,9 +30,9 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
-use tidepool_log::{Log, PoolDevice};
+use tidepool_log::{Log, PoolDevice, Primary};
 use tidepool_pool::member::Member;
-use tidepool_pool::words::{Extent, Generation, Kind, Reign, Root, Word};
+use tidepool_pool::words::{Extent, Generation, Kind, Owner, Reign, Root, Word};
 use tidepool_table::rows::RowStore;
 use tidepool_table::{RowGroup, TableDef, TableVersion};
 
@@ -48,10 +53,13 @@ struct State {
     /// The manifest in force; `None`: there is none.
     in_force: Option<InForce>,
     /// Extents that nobody here had mapped when the manifest in force was begun.
-    unused: HashSet<Extent>,
+    unused: HashMap<Extent, Owner>,
     /// Those that go back as soon as every host holds a root from the one of this generation on.
-    owed: HashMap<Extent, Generation>,
+    owed: HashMap<Extent, (Owner, Generation)>,
     images: HashMap<TableId, Images>,
+    /// Mains that waited to be adopted when the process took over. `None`: nothing is left of that time, and the process holds the
+    /// root in force.
+    inherited: Option<Vec<(Arc<RowStore>, u64)>>,
     /// Of row groups that are in use.
     places: HashMap<RowGroupId, (Weak<RowGroup>, Arc<[Placed]>)>,
 }
@@ -89,14 +97,12 @@ pub(crate) struct Written {
 }
 
 impl Checkpoints {
-    /// Of a database that has just become primary, with its log. `root` is in force, and this host's to replace.
+    /// Of a database that has just become primary.
     pub fn new(
+        database: &Database,
         member: &Arc<Member>,
-        reign: Reign,
-        root: Root,
         groups: &Arc<PoolPlaces>,
-        log: &Arc<Log>,
-        device: &Arc<PoolDevice<Member>>,
+        primary: &Primary,
     ) -> Result<Checkpoints> {
         let found = FoundManifest::in_force(member)?;
         let in_force = found.map(|found| {
@@ -105,16 +111,17 @@ impl Checkpoints {
         });
         Ok(Checkpoints {
             member: Arc::clone(member),
-            reign,
+            reign: primary.reign,
             groups: Arc::clone(groups),
-            log: Arc::clone(log),
-            device: Arc::clone(device),
+            log: Arc::clone(&primary.log),
+            device: Arc::clone(&primary.device),
             state: Mutex::new(State {
-                root,
+                root: primary.root,
                 in_force: in_force.transpose()?,
-                unused: HashSet::new(),
+                unused: HashMap::new(),
                 owed: HashMap::new(),
                 images: HashMap::new(),
+                inherited: Some(database.unfinished_merges()),
                 places: HashMap::new(),
             }),
         })
@@ -133,6 +140,8 @@ impl Checkpoints {
         let (version, writes) = {
             // No change of what exists comes between the state and the view.
             let _commit = database.commit.lock();
+            // Nor between a main's record and the main. Who attaches passes over the records that the view covers.
+            let _told = database.told.write();
             let writes = counts(&database.state());
             (database.version(), writes)
         };
@@ -149,6 +158,7 @@ impl Checkpoints {
         let digest = manifest.digest();
         if run.extents().is_empty() && state.in_force.as_ref().is_some_and(|known| known.digest == Some(digest)) {
             drop(version);
+            self.hold(database, state)?;
             if !state.owed.is_empty() {
                 self.reclaim(state)?;
             }
@@ -192,13 +202,17 @@ impl Checkpoints {
         let before = state.in_force.replace(InForce { commit_ts, named, digest: Some(digest) });
         state.root = root;
         state.images = written;
-        self.member.raise_hold(root.generation)?;
+        self.hold(database, state)?;
         let (freed, recycled) = match before {
             Some(before) => {
                 let before_this = std::mem::take(&mut state.owed);
-                let since = |extent: &Extent| before_this.get(extent).copied().unwrap_or(root.generation);
+                let since = |extent: &Extent, owner: Owner| {
+                    let known = before_this.get(extent).filter(|(before, _)| *before == owner);
+                    known.map_or(root.generation, |(_, since)| *since)
+                };
                 let unnamed = self.unnamed(database, state, &unused, &before);
-                state.owed = unnamed.into_iter().map(|extent| (extent, since(&extent))).collect();
+                let owed = unnamed.into_iter().map(|(extent, owner)| (extent, (owner, since(&extent, owner))));
+                state.owed = owed.collect();
                 let freed = self.reclaim(state)?;
                 (freed, self.log.recycle_below(before.commit_ts)?)
             }
@@ -209,12 +223,27 @@ impl Checkpoints {
         Ok(Some(Written { generation: root.generation, commit_ts, freed, recycled }))
     }
 
+    /// Holds the root in force, once nothing is left of the time when this process followed.
+    fn hold(&self, database: &Database, state: &mut State) -> Result<()> {
+        if let Some(inherited) = &mut state.inherited {
+            inherited.retain(|(rows, number)| rows.is_adopting(*number));
+            let is_named = |extent: &Extent| state.in_force.as_ref().is_some_and(|now| now.named.contains(extent));
+            let spaces = database.tablespaces().list();
+            let mut all = spaces.iter().chain([self.groups.space()]);
+            if !inherited.is_empty() || !all.all(|space| space.attached_extents().iter().all(is_named)) {
+                return Ok(());
+            }
+            state.inherited = None;
+        }
+        self.member.raise_hold(state.root.generation)
+    }
+
     /// What of the pool waits to go back: several hosts may still read it, though it is of no use here, nor to who attaches now.
     pub fn limbo(&self, database: &Database) -> Result<Vec<Extent>> {
         let unused = self.unused(database)?;
         let state = self.state.lock();
         let is_named = |extent: &&Extent| state.in_force.as_ref().is_some_and(|now| now.named.contains(extent));
-        Ok(unused.iter().filter(|extent| !is_named(extent)).copied().collect())
+        Ok(unused.into_keys().filter(|extent| !is_named(&extent)).collect())
     }
 
     /// Term and number of a segment of the log that this primary writes.
@@ -228,9 +257,9 @@ impl Checkpoints {
     }
 
     /// Extents of the database that several hosts may read, and that this one has not mapped.
-    fn unused(&self, database: &Database) -> Result<HashSet<Extent>> {
+    fn unused(&self, database: &Database) -> Result<HashMap<Extent, Owner>> {
         // First what there is: what is published from here on is mapped.
-        let mut unused: HashSet<Extent> = shared_extents(&self.member)?.into_iter().map(|(extent, _)| extent).collect();
+        let mut unused = shared_extents(&self.member)?;
         for space in database.tablespaces().list().iter().chain([self.groups.space()]) {
             for extent in space.mapped_extents() {
                 unused.remove(&extent);
@@ -240,7 +269,13 @@ impl Checkpoints {
     }
 
     /// What was unused before the manifest before was begun, too, and what neither of the two names.
-    fn unnamed(&self, database: &Database, state: &State, unused: &HashSet<Extent>, before: &InForce) -> Vec<Extent> {
+    fn unnamed(
+        &self,
+        database: &Database,
+        state: &State,
+        unused: &HashMap<Extent, Owner>,
+        before: &InForce,
+    ) -> Vec<(Extent, Owner)> {
         let is_named = |extent: &Extent| {
             before.named.contains(extent) || state.in_force.as_ref().is_none_or(|now| now.named.contains(extent))
         };
@@ -248,16 +283,18 @@ impl Checkpoints {
         // One that was mapped meanwhile has been named by something all the time: none is.
         let mapped: HashSet<Extent> =
             spaces.iter().chain([self.groups.space()]).flat_map(|space| space.mapped_extents()).collect();
-        let goes = |extent: &&Extent| state.unused.contains(extent) && !is_named(extent) && !mapped.contains(extent);
-        unused.iter().filter(goes).copied().collect()
+        let was_unused = |extent: &Extent, owner: &Owner| state.unused.get(extent) == Some(owner);
+        let goes =
+            |extent: &Extent, owner: &Owner| was_unused(extent, owner) && !is_named(extent) && !mapped.contains(extent);
+        unused.iter().filter(|(extent, owner)| goes(extent, owner)).map(|(extent, owner)| (*extent, *owner)).collect()
     }
 
     /// Gives back what is owed, as far as other hosts let it go. How many extents went.
     fn reclaim(&self, state: &mut State) -> Result<usize> {
-        let owed: Vec<(Extent, Generation)> = state.owed.iter().map(|(extent, since)| (*extent, *since)).collect();
+        let owed: Vec<_> = state.owed.iter().map(|(extent, owed)| (*extent, *owed)).collect();
         let mut freed = 0;
-        for (extent, since) in owed {
-            if self.member.reclaim(extent, since)? {
+        for (extent, (owner, since)) in owed {
+            if self.member.reclaim(extent, owner, since)? {
                 state.owed.remove(&extent);
                 freed += 1;
             }

@@ -81,8 +81,8 @@ impl FoundManifest {
     /// The newest of those that can be read before the one in force.
     fn before(member: &Member, root: Root) -> Result<Option<FoundManifest>> {
         let mut best: Option<FoundManifest> = None;
-        for (extent, kind) in shared_extents(member)? {
-            if kind != Kind::Manifest || extent == root.place {
+        for (extent, owner) in shared_extents(member)? {
+            if owner.kind() != Some(Kind::Manifest) || extent == root.place {
                 continue;
             }
             // Most do not begin one.

@@ -1,6 +1,6 @@
 //! Bytes in extents of the pool that are written once: of manifests and of images.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result};
 use tidepool_pool::member::Member;
@@ -122,16 +122,17 @@ pub(super) fn read(member: &Member, place: &PoolPlace) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What of the pool is the database's for several hosts to read, but for its log.
-pub(super) fn shared_extents(member: &Member) -> Result<HashSet<(Extent, Kind)>> {
-    let (pool, books) = (member.pool(), member.pool().books());
-    let mut shared = HashSet::new();
-    for extent in books.layout.all_extents() {
-        match pool.told(books.load(books.layout.owner(extent)))? {
+/// What of the pool is the database's for several hosts to read, but for its log, with what the books say of it: an extent
+/// that goes back and is used anew has another word.
+pub(super) fn shared_extents(member: &Member) -> Result<HashMap<Extent, Owner>> {
+    let mut shared = HashMap::new();
+    for extent in member.pool().layout().all_extents() {
+        let owner = member.owner(extent)?;
+        match owner {
             Owner::Shared { database, kind, .. } | Owner::Orphan { database, kind, .. }
                 if database == member.database() && kind != Kind::Log =>
             {
-                shared.insert((extent, kind));
+                shared.insert(extent, owner);
             }
             _ => {}
         }
