@@ -41,6 +41,12 @@ pub struct DatabaseArgs {
     /// Which of the pool's databases this is; it is made if there is none of the name [default: tidepool]
     #[arg(long = "database", value_name = "NAME")]
     pub pool_database: Option<String>,
+    /// Which of the hosts this machine is that the pool is dealt out to, from 1 on [default: the pool is not dealt out]
+    #[arg(long = "machine", value_name = "N")]
+    pub pool_machine: Option<u8>,
+    /// The slice of the pool to work in, if it is not this machine's own
+    #[arg(long = "slice", value_name = "N")]
+    pub pool_slice: Option<u8>,
     /// What the process begins as, of a database that lives in the pool. A flag of the commands that have it.
     #[arg(skip)]
     pub role: Option<PoolRole>,
@@ -80,6 +86,7 @@ impl DatabaseArgs {
         if let Some(data) = &self.data {
             builder = builder.data_dir(Some(data.clone()));
         }
+        builder = builder.pool_machine(self.pool_machine, self.pool_slice);
         builder = builder.pool(self.pool.clone(), self.pool_name.clone(), self.pool_database.clone());
         if let Some(role) = self.role {
             builder = builder.pool_role(role);

@@ -4,13 +4,15 @@ use clap::{Args, Subcommand};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
-use tidepool_base::{ByteSize, Error, Result};
-use tidepool_device::Location;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::{Location, Protection};
 use tidepool_pool::check::check;
+use tidepool_pool::dealt::{Machine, Slice};
 use tidepool_pool::liveness::forget;
 use tidepool_pool::member::{JoinOptions, Member};
 use tidepool_pool::pool::{CreateOptions, Pool};
 use tidepool_pool::show;
+use tidepool_pool::slices::DealtPool;
 
 #[derive(Args, Clone, Debug)]
 pub struct PoolArgs {
@@ -23,17 +25,20 @@ enum Action {
     /// Make a pool of files or DAX devices that hold nothing
     Create(CreateArgs),
     /// Show devices, databases, hosts and extents
-    List(PlaceArgs),
+    List(ListArgs),
     /// Add a device to a pool, which may be in use
     Add(AddArgs),
     /// Read the books of a pool through and say what is damaged or lost
     Check(CheckArgs),
     /// Show the last events of a pool
     Events(EventsArgs),
-    /// Free what a host owned that is dead and that no other host could confirm to be
+    /// Free what a host owned that is dead and that no other host could confirm to be. Of a pool that is dealt out, without HOST:
+    /// say that the machine that holds a slice is dead as a whole, or was started anew since
     Forget(ForgetArgs),
+    /// Of a pool that is dealt out, give up a slice that this machine holds, so that another machine can take it
+    Release(ReleaseArgs),
     /// Let this release write what the release before cannot read
-    Finalize(PlaceArgs),
+    Finalize(FinalizeArgs),
     /// Give up a pool with all that it holds
     Destroy(DestroyArgs),
 }
@@ -43,6 +48,84 @@ struct PlaceArgs {
     /// The pool's first device: file:PATH or dax:PATH
     #[arg(value_name = "LOCATION")]
     location: Location,
+}
+
+/// Of a pool that is dealt out, for commands that look.
+#[derive(Args, Clone, Copy, Debug)]
+struct LookArgs {
+    /// Of a pool that is dealt out: the slice to look at
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    slice: Option<u8>,
+}
+
+/// Of a pool that is dealt out, for commands that change something.
+#[derive(Args, Clone, Copy, Debug)]
+struct MachineArgs {
+    /// Of a pool that is dealt out: which of its hosts this machine is, from 1 on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    machine: Option<u8>,
+    /// The slice that is meant, if it is not this machine's own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16), requires = "machine")]
+    slice: Option<u8>,
+}
+
+impl MachineArgs {
+    fn get(self) -> Option<(Machine, Slice)> {
+        // People count from 1.
+        self.machine.map(|machine| (Machine(machine - 1), Slice(self.slice.unwrap_or(machine) - 1)))
+    }
+
+    fn open(self, location: &Location) -> Result<Pool> {
+        match self.get() {
+            Some((machine, slice)) => Pool::open_slice(location, machine, slice),
+            None => Pool::open(location),
+        }
+    }
+}
+
+impl LookArgs {
+    fn open(self, location: &Location) -> Result<Pool> {
+        match self.slice {
+            Some(slice) => Pool::open_slice_to_read(location, Slice(slice - 1)),
+            None => Pool::open_to_read(location),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Coherence {
+    /// All hosts see each other's stores
+    Full,
+    /// They do not: the pool is dealt out to --hosts machines
+    None,
+}
+
+#[derive(Args, Clone, Debug)]
+struct ListArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    of: LookArgs,
+}
+
+#[derive(Args, Clone, Debug)]
+struct FinalizeArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    of: MachineArgs,
+}
+
+#[derive(Args, Clone, Debug)]
+struct ReleaseArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Which of the pool's hosts this machine is, from 1 on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    machine: u8,
+    /// The slice, if it is not this machine's own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    slice: Option<u8>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -70,6 +153,15 @@ struct CreateArgs {
     /// Back all of it with memory now, so that no host waits for that later
     #[arg(long)]
     populate: bool,
+    /// Make it even if the machine has less free memory than the pool takes: all of it, when it is made
+    #[arg(long)]
+    overcommit: bool,
+    /// Whether the hosts' machines see each other's stores
+    #[arg(long, value_enum, default_value = "full", hide_default_value = true)]
+    coherence: Coherence,
+    /// With --coherence none: how many machines the pool is dealt out to, each of which has a slice of it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    hosts: Option<u8>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -85,6 +177,8 @@ struct AddArgs {
 struct CheckArgs {
     #[command(flatten)]
     place: PlaceArgs,
+    #[command(flatten)]
+    of: LookArgs,
     /// Compare what shared extents hold with their checksums, too
     #[arg(long)]
     deep: bool,
@@ -94,6 +188,8 @@ struct CheckArgs {
 struct EventsArgs {
     #[command(flatten)]
     place: PlaceArgs,
+    #[command(flatten)]
+    of: LookArgs,
     /// How many, the last ones
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: usize,
@@ -104,7 +200,9 @@ struct ForgetArgs {
     #[command(flatten)]
     place: PlaceArgs,
     /// Its name, or its slot
-    host: String,
+    host: Option<String>,
+    #[command(flatten)]
+    of: MachineArgs,
     /// Also if its lock is held on this machine
     #[arg(long)]
     force: bool,
@@ -144,10 +242,7 @@ fn database(text: &str) -> std::result::Result<(String, u64), String> {
 pub fn run(args: PoolArgs) -> Result<ExitCode> {
     match args.action {
         Action::Create(args) => create(args),
-        Action::List(args) => {
-            print!("{}", show::list(&Pool::open_to_read(&args.location)?)?);
-            Ok(ExitCode::SUCCESS)
-        }
+        Action::List(args) => list(&args),
         Action::Add(args) => {
             let pool = Pool::open(&args.place.location)?;
             pool.add_device(&args.device.0, args.device.1)?;
@@ -156,12 +251,13 @@ pub fn run(args: PoolArgs) -> Result<ExitCode> {
         }
         Action::Check(args) => look(&args),
         Action::Events(args) => {
-            print!("{}", show::events(&Pool::open_to_read(&args.place.location)?, args.limit)?);
+            print!("{}", show::events(&args.of.open(&args.place.location)?, args.limit)?);
             Ok(ExitCode::SUCCESS)
         }
         Action::Forget(args) => forget_host(&args),
+        Action::Release(args) => release(&args),
         Action::Finalize(args) => {
-            let is_changed = Pool::open(&args.location)?.finalize()?;
+            let is_changed = args.of.open(&args.place.location)?.finalize()?;
             println!("{}", if is_changed { "finalized" } else { "nothing to do: the pool has this release's format" });
             Ok(ExitCode::SUCCESS)
         }
@@ -169,17 +265,52 @@ pub fn run(args: PoolArgs) -> Result<ExitCode> {
     }
 }
 
+fn invalid(message: &str) -> Error {
+    Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
+}
+
+fn list(args: &ListArgs) -> Result<ExitCode> {
+    if args.of.slice.is_none()
+        && let Some(dealt) = DealtPool::find(&args.place.location, Protection::Read)?
+    {
+        print!("{}", show::slices(&dealt)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    print!("{}", show::list(&args.of.open(&args.place.location)?)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn release(args: &ReleaseArgs) -> Result<ExitCode> {
+    let slice = args.slice.unwrap_or(args.machine);
+    DealtPool::release(&args.place.location, Machine(args.machine - 1), Slice(slice - 1))?;
+    println!("slice {slice} is given up: another machine can take it");
+    Ok(ExitCode::SUCCESS)
+}
+
 fn create(args: CreateArgs) -> Result<ExitCode> {
     let mut devices = vec![(args.place.location, args.size.map(|size| size.0))];
     devices.extend(args.devices);
-    let pool = Pool::create(&CreateOptions {
+    let options = CreateOptions {
         devices,
         extent_bytes: args.extent.map(|size| size.0),
         bytes_max: args.max_size.map(|size| size.0),
         label: args.label,
         populates: args.populate,
-    })?;
-    let pool = Arc::new(pool);
+        overcommits: args.overcommit,
+    };
+    let pool = match (args.coherence, args.hosts) {
+        (Coherence::Full, None) => Arc::new(Pool::create(&options)?),
+        (Coherence::Full, Some(_)) => return Err(invalid("--hosts needs --coherence none")),
+        (Coherence::None, None) => return Err(invalid("--coherence none needs --hosts")),
+        (Coherence::None, Some(_)) if !args.databases.is_empty() => {
+            return Err(Error::unsupported("making databases in a pool that is dealt out")
+                .with_hint("A server makes its database in its slice when it starts."));
+        }
+        (Coherence::None, Some(hosts)) => {
+            print!("{}", show::slices(&DealtPool::create(&options, hosts)?)?);
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     if !args.databases.is_empty() {
         let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("tidepool pool create"))?;
         for (name, quota) in &args.databases {
@@ -191,10 +322,29 @@ fn create(args: CreateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Of a pool that is dealt out all slices, unless one is named.
 fn look(args: &CheckArgs) -> Result<ExitCode> {
-    let pool = Pool::open_to_read(&args.place.location)?;
+    let location = &args.place.location;
     let started = Instant::now();
-    let report = check(&pool, args.deep)?;
+    let dealt = if args.of.slice.is_none() { DealtPool::find(location, Protection::Read)? } else { None };
+    let Some(dealt) = dealt else { return look_at(&args.of.open(location)?, args.deep, started).map(ended) };
+    let faults = dealt.faults()?;
+    faults.iter().for_each(|fault| println!("fault: {fault}"));
+    let mut is_clean = faults.is_empty();
+    for view in dealt.slices()? {
+        println!("slice {}", u32::from(view.slice.0) + 1);
+        is_clean &= look_at(&Pool::open_slice_to_read(location, view.slice)?, args.deep, Instant::now())?;
+    }
+    Ok(ended(is_clean))
+}
+
+fn ended(is_clean: bool) -> ExitCode {
+    if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Whether it has no faults.
+fn look_at(pool: &Pool, deep: bool, started: Instant) -> Result<bool> {
+    let report = check(pool, deep)?;
     let seconds = started.elapsed().as_secs_f64();
     report.remarks.iter().for_each(|remark| println!("note: {remark}"));
     report.faults.iter().for_each(|fault| println!("fault: {fault}"));
@@ -202,21 +352,35 @@ fn look(args: &CheckArgs) -> Result<ExitCode> {
         println!("note: {} extents are in quarantine: their hosts may be dead, and no host knows", report.quarantined);
     }
     let compared =
-        if args.deep { format!(", {} of contents compared", ByteSize(report.compared_bytes)) } else { String::new() };
+        if deep { format!(", {} of contents compared", ByteSize(report.compared_bytes)) } else { String::new() };
     println!("{} words read{compared}, {} faults, {seconds:.3} s", report.words, report.faults.len());
-    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(report.is_clean())
 }
 
 fn forget_host(args: &ForgetArgs) -> Result<ExitCode> {
-    let pool = Pool::open(&args.place.location)?;
-    let view = show::find_host(&pool, &args.host)?;
+    let Some(name) = &args.host else {
+        let Some((machine, slice)) = args.of.get() else {
+            return Err(invalid("HOST is missing").with_hint("Of a pool that is dealt out: --machine and --slice."));
+        };
+        let dealt = DealtPool::open(&args.place.location, Protection::ReadWrite)?;
+        match dealt.note_over(slice, machine, args.force)? {
+            Some(of) => println!("host {} is forgotten: its slice can be taken", u32::from(of.0) + 1),
+            None => println!("nothing to do: no machine holds the slice"),
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let pool = args.of.open(&args.place.location)?;
+    let view = show::find_host(&pool, name)?;
     forget(&pool, view.host, args.force)?;
     println!("{} is forgotten: its private extents are free", view.host);
     Ok(ExitCode::SUCCESS)
 }
 
 fn destroy(args: &DestroyArgs) -> Result<ExitCode> {
-    let locations = Pool::open(&args.place.location)?.destroy(args.force)?;
+    let locations = match DealtPool::find(&args.place.location, Protection::ReadWrite)? {
+        Some(dealt) => vec![dealt.destroy(args.force)?],
+        None => Pool::open(&args.place.location)?.destroy(args.force)?,
+    };
     for location in &locations {
         if let (Location::File(path), false) = (location, args.keep_files) {
             std::fs::remove_file(path)

@@ -74,6 +74,8 @@
 //!
 //! [pool]
 //! location = "file:/mnt/pool"      # what tablespaces at "pool:" lease from
+//! # machine = 2                    # of a pool that is dealt out, which of its hosts this machine is
+//! # slice = 1                      # the slice to work in, if not the machine's own
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
@@ -102,6 +104,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::{Location, Profile, Stripe};
+use tidepool_pool::dealt::{Machine, Slice};
+use tidepool_pool::pool::Pool;
 use tidepool_tablespace::TablespaceConfig;
 
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:5477";
@@ -166,6 +170,9 @@ pub const POOL_DATABASE_DEFAULT: &str = "tidepool";
 pub struct PoolSettings {
     /// The pool's first device.
     pub location: Location,
+    /// Of a pool that is dealt out to machines which do not see each other's stores: which of them this is, and whose slice it
+    /// works in, from 1 on.
+    pub machine: Option<(u8, u8)>,
     /// The host's name; `None`: `tidepool-` and the process's number.
     pub name: Option<String>,
     pub database: String,
@@ -188,6 +195,17 @@ pub struct PoolSettings {
 }
 
 impl PoolSettings {
+    /// Opens the pool, or the slice of it that is meant.
+    pub(crate) fn open(&self) -> Result<Pool> {
+        match self.machine {
+            None => Pool::open(&self.location),
+            // From 1 on, as it was configured.
+            Some((machine, slice)) => {
+                Pool::open_slice(&self.location, Machine(machine.saturating_sub(1)), Slice(slice.saturating_sub(1)))
+            }
+        }
+    }
+
     /// As it was written.
     pub fn synchronous_standby_names(&self) -> String {
         self.synchronous_standby_names.as_ref().map_or_else(String::new, |names| names.to_string())
@@ -197,6 +215,7 @@ impl PoolSettings {
     pub fn new(location: Location) -> PoolSettings {
         PoolSettings {
             location,
+            machine: None,
             name: None,
             database: POOL_DATABASE_DEFAULT.to_owned(),
             guards: false,
@@ -580,6 +599,8 @@ pub struct ConfigBuilder {
 #[derive(Clone, Debug, Default)]
 struct PoolSpec {
     location: Option<Location>,
+    machine: Option<u8>,
+    slice: Option<u8>,
     name: Option<String>,
     database: Option<String>,
     guard: Option<bool>,
@@ -609,8 +630,22 @@ impl PoolSpec {
         if !matches!(location, Location::File(_) | Location::Dax(_)) {
             return Err(config_error(format!("pool.location must be file:PATH or dax:PATH, not \"{location}\"")));
         }
+        let machine = match (self.machine, self.slice) {
+            (Some(0), _) | (_, Some(0)) => {
+                return Err(config_error("pool.machine and pool.slice count from 1"));
+            }
+            (None, Some(_)) => return Err(config_error("pool.slice needs pool.machine")),
+            (Some(machine), slice) => Some((machine, slice.unwrap_or(machine))),
+            (None, None) => None,
+        };
+        if machine.is_some() && self.role == Some(PoolRole::Standby) {
+            return Err(Error::unsupported("a standby in a pool that is dealt out")
+                .with_detail("Its hosts do not see each other's stores, so that none can follow another's log there.")
+                .with_hint("Give the slice up on one machine and take it on the other: tidepool pool release."));
+        }
         let defaults = PoolSettings::new(location);
         Ok(Some(PoolSettings {
+            machine,
             name: self.name,
             database: self.database.unwrap_or(defaults.database),
             guards: self.guard.unwrap_or(false),
@@ -758,6 +793,8 @@ impl ConfigBuilder {
         }
         let FilePool {
             location,
+            machine,
+            slice,
             name,
             database,
             guard,
@@ -775,6 +812,8 @@ impl ConfigBuilder {
             self.pool.tier1_interval = Some(duration(&text).map_err(context("pool.tier1_interval"))?);
         }
         self.pool.location = location.map(|place| place.0).or(self.pool.location);
+        self.pool.machine = machine.or(self.pool.machine);
+        self.pool.slice = slice.or(self.pool.slice);
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
         self.pool.guard = guard.or(self.pool.guard);
@@ -822,7 +861,7 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `PROCESS_TABLESPACE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`, `POOL_ROLE`,
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `PROCESS_TABLESPACE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_MACHINE`, `POOL_SLICE`, `POOL_DATABASE`, `POOL_ROLE`,
     /// `POOL_HOST_TIMEOUT`, `POOL_ON_FENCED`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
@@ -866,6 +905,8 @@ impl ConfigBuilder {
                 "THREADS" => self.threads = number(&value)?,
                 "POOL" => self.pool.location = Some(value.parse().map_err(wrong)?),
                 "POOL_NAME" => self.pool.name = Some(value),
+                "POOL_MACHINE" => self.pool.machine = Some(u8::try_from(number(&value)?).unwrap_or(u8::MAX)),
+                "POOL_SLICE" => self.pool.slice = Some(u8::try_from(number(&value)?).unwrap_or(u8::MAX)),
                 "POOL_DATABASE" => self.pool.database = Some(value),
                 "POOL_ROLE" => self.pool.role = Some(value.parse().map_err(wrong)?),
                 "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
@@ -926,6 +967,13 @@ impl ConfigBuilder {
         self.pool.location = location.or(self.pool.location);
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
+        self
+    }
+
+    /// Which of the machines this is that the pool is dealt out to, and whose slice it works in: by default its own.
+    pub fn pool_machine(mut self, machine: Option<u8>, slice: Option<u8>) -> ConfigBuilder {
+        self.pool.machine = machine.or(self.pool.machine);
+        self.pool.slice = slice.or(self.pool.slice);
         self
     }
 
@@ -1258,6 +1306,8 @@ struct FileLog {
 #[serde(deny_unknown_fields)]
 struct FilePool {
     location: Option<Place>,
+    machine: Option<u8>,
+    slice: Option<u8>,
     name: Option<String>,
     database: Option<String>,
     guard: Option<bool>,
@@ -1525,6 +1575,8 @@ mod tests {
             ("[pool]\nlocation = \"anon:\"\n", "must be file:PATH or dax:PATH"),
             ("[pool]\nrole = \"auto\"\n", "needs pool.location"),
             ("[pool]\nlocation = \"file:/p\"\nrole = \"boss\"\n", "is no role"),
+            ("[pool]\nlocation = \"file:/p\"\nslice = 1\n", "needs pool.machine"),
+            ("[pool]\nlocation = \"file:/p\"\nmachine = 0\n", "count from 1"),
             ("[pool]\nlocation = \"file:/p\"\nhost_timeout = \"1ms\"\n", "at least 50ms"),
             ("[pool]\nlocation = \"file:/p\"\non_fenced = \"sulk\"\n", "neither exit nor rejoin"),
             (

@@ -55,6 +55,8 @@ pub struct PoolHost {
     options: LeaseOptions,
     /// Tablespaces over the pool. They hold the member, and not this.
     spaces: Arc<Mutex<Vec<Weak<Tablespace>>>>,
+    /// Devices whose files were removed, or whose places others took, as far as that was told.
+    displaced: Mutex<Vec<usize>>,
     /// For whoever looks at other hosts in place of the thread.
     watcher: Mutex<Option<Watcher>>,
     stop: Arc<Stop>,
@@ -78,7 +80,7 @@ impl PoolHost {
     }
 
     fn join_as(settings: &PoolSettings, options: LeaseOptions, address: &str) -> Result<PoolHost> {
-        let pool = Arc::new(Pool::open(&settings.location)?);
+        let pool = Arc::new(settings.open()?);
         let mut watcher = Watcher::new(Arc::clone(&pool));
         // The one before, for one.
         watcher.bury_the_dead()?;
@@ -98,7 +100,8 @@ impl PoolHost {
         let (stop, spaces) = (Arc::new(Stop::default()), Arc::default());
         if settings.role.is_some() {
             let watcher = Mutex::new(Some(watcher));
-            return Ok(PoolHost { member, reign: None, options, spaces, watcher, stop, watch: None });
+            let displaced = Mutex::default();
+            return Ok(PoolHost { member, reign: None, options, spaces, displaced, watcher, stop, watch: None });
         }
         let reign = begin_reign(&member, &settings.database)?;
         let freed = member.reclaim_unnamed()?;
@@ -112,8 +115,8 @@ impl PoolHost {
                 .spawn(move || watch(&member, &spaces, watcher, &stop))
                 .map_err(|error| Error::io("start a thread", &error))?
         };
-        let (reign, watcher) = (Some(reign), Mutex::default());
-        Ok(PoolHost { member, reign, options, spaces, watcher, stop, watch: Some(watch) })
+        let (reign, watcher, displaced) = (Some(reign), Mutex::default(), Mutex::default());
+        Ok(PoolHost { member, reign, options, spaces, displaced, watcher, stop, watch: Some(watch) })
     }
 
     pub fn member(&self) -> &Arc<Member> {
@@ -204,7 +207,8 @@ impl PoolHost {
         if !self.is_there(self.member.host())? {
             stop(format_args!("another host of the pool took this one for dead, and may use its memory"));
         }
-        Ok(())
+        tell_displaced(self.pool(), &mut self.displaced.lock());
+        stop_if_given_away(self.pool())
     }
 
     pub(crate) fn bury_the_dead(&self, watcher: &mut Watcher) -> Result<()> {
@@ -256,6 +260,33 @@ fn control_socket(location: &Location, name: &str) -> Option<String> {
         _ => std::env::temp_dir().join(format!("tidepool.{name}.control")),
     };
     path.to_str().filter(|path| path.len() <= SOCKET_PATH_MAX).map(str::to_owned)
+}
+
+/// Ends the process where its slice of a pool that is dealt out is said to be another machine's.
+fn stop_if_given_away(pool: &Pool) -> Result<()> {
+    if let Some(slice) = pool.slice()
+        && !slice.is_held()?
+    {
+        stop(format_args!("this machine was said to be dead, and its slice of the pool may be another's"));
+    }
+    Ok(())
+}
+
+/// Tells each device once that is not at its place any more. Nothing is wrong with what is mapped; but whoever comes finds
+/// another pool or none there, and may make one.
+fn tell_displaced(pool: &Pool, told: &mut Vec<usize>) {
+    let displaced = pool.displaced();
+    let location = |device: &usize| pool.device_location(*device).map_or_else(String::new, |at| at.to_string());
+    for device in displaced.iter().filter(|device| !told.contains(device)) {
+        tracing::error!(
+            "\"{}\" is not what this server has mapped of its pool: the file was removed, or another one took its place. This server goes on with what it has; no other host finds that. Save what is needed, and stop this server before another one is started there",
+            location(device)
+        );
+    }
+    for device in told.iter().filter(|device| !displaced.contains(device)) {
+        tracing::warn!("\"{}\" is what this server has mapped of its pool again", location(device));
+    }
+    *told = displaced;
 }
 
 fn make_database(pool: &Arc<Pool>, name: &str) -> Result<()> {
@@ -316,14 +347,16 @@ fn relieve(member: &Member, spaces: &Mutex<Vec<Weak<Tablespace>>>) -> Result<()>
 }
 
 fn watch(member: &Arc<Member>, spaces: &Mutex<Vec<Weak<Tablespace>>>, mut watcher: Watcher, stop_asked: &Stop) {
-    let (mut failing, mut looks) = (false, 0u32);
+    let (mut failing, mut looks, mut displaced) = (false, 0u32, Vec::new());
     let mut is_asked = stop_asked.is_asked.lock();
     while !*is_asked {
         if matches!(member.is_current(), Ok(false)) {
             stop(format_args!("another host of the pool took this one for dead, and may use its memory"));
         }
         looks = looks.wrapping_add(1);
+        tell_displaced(member.pool(), &mut displaced);
         let relieved = if looks.is_multiple_of(LOOKS_BETWEEN) { relieve(member, spaces) } else { Ok(()) };
+        let relieved = relieved.and_then(|()| stop_if_given_away(member.pool()));
         match watcher.bury_the_dead().and_then(|buried| relieved.map(|()| buried)) {
             Ok(buried) => {
                 failing = false;

@@ -7,7 +7,7 @@
 
 mod shared;
 
-pub use shared::Protection;
+pub use shared::{Protection, identity_of};
 
 use crate::mapping::{
     CACHE_LINE_BYTES, Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, PAGE_BYTES, flush, map,
@@ -71,6 +71,8 @@ pub struct Device {
     protection: Protection,
     /// Other processes have it open: its size is nobody's to change.
     is_shared: bool,
+    /// Other machines map the same bytes, and see what has reached the memory alone.
+    is_written_back: AtomicBool,
 }
 
 impl Device {
@@ -129,7 +131,30 @@ impl Device {
     pub fn outlives_machine(&self) -> bool {
         match &self.source {
             Source::Anonymous { .. } => false,
-            Source::File { direct, .. } => direct.load(Ordering::Relaxed) && flush::is_available(),
+            Source::File { .. } => self.is_flushed() && flush::is_available(),
+            Source::Dax { .. } => true,
+        }
+    }
+
+    /// What is made durable on it is written back from this machine's caches from now on, whatever it is: other machines map
+    /// the same bytes, and see what has reached the memory alone. What is in a dead machine's caches is lost, as with its power.
+    /// 0A000 where the processor has no instructions for that.
+    pub fn write_back(&self) -> Result<()> {
+        if !flush::is_available() {
+            return Err(Error::unsupported("memory that is not coherent between machines on this processor")
+                .with_detail("Its caches cannot be written back by programs."));
+        }
+        self.is_written_back.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Cache lines are to be flushed for what is made durable.
+    fn is_flushed(&self) -> bool {
+        match &self.source {
+            Source::Anonymous { .. } => false,
+            Source::File { direct, .. } => {
+                direct.load(Ordering::Relaxed) || self.is_written_back.load(Ordering::Relaxed)
+            }
             Source::Dax { .. } => true,
         }
     }
@@ -137,6 +162,18 @@ impl Device {
     /// `commit` has work to do here.
     pub fn needs_commit(&self) -> bool {
         matches!(self.source, Source::File { fills_up: true, .. })
+    }
+
+    /// What [`commit`](Device::commit) of all of it takes of the machine's memory: pages of a tmpfs that are not there yet.
+    pub fn memory_to_commit(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        match &self.source {
+            Source::File { file, kind: FileSystemKind::Memory, .. } => {
+                let there = file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+                (self.len() as u64).saturating_sub(there)
+            }
+            _ => 0,
+        }
     }
 
     /// Says that bytes which nobody wrote may not be zero, as something was left there.
@@ -412,11 +449,10 @@ impl Device {
     /// # Safety
     /// These bytes are mapped of this device.
     pub unsafe fn persist(&self, address: NonNull<u8>, len: usize) -> Result<()> {
-        let flushed = match &self.source {
-            Source::Anonymous { .. } => return Ok(()),
-            Source::File { direct, .. } => direct.load(Ordering::Relaxed),
-            Source::Dax { .. } => true,
-        };
+        if matches!(self.source, Source::Anonymous { .. }) {
+            return Ok(());
+        }
+        let flushed = self.is_flushed();
         let (start, end) = (address.addr().get(), address.addr().get() + len);
         let back = |to: usize| start - start / to * to;
         // SAFETY: lines and pages around the bytes lie in the mapping, which starts and ends with a page.
@@ -442,14 +478,9 @@ impl Device {
     /// # Safety
     /// The bytes there are mapped of this device, and nobody else uses them meanwhile.
     pub unsafe fn store(&self, address: NonNull<u8>, bytes: &[u8]) -> Result<()> {
-        let flushed = match &self.source {
-            Source::Anonymous { .. } => false,
-            Source::File { direct, .. } => direct.load(Ordering::Relaxed),
-            Source::Dax { .. } => true,
-        };
         // SAFETY: the caller's promise.
         unsafe {
-            if flushed && flush::is_available() {
+            if self.is_flushed() && flush::is_available() {
                 flush::store(address.as_ptr(), bytes);
                 return Ok(());
             }
@@ -503,6 +534,7 @@ fn open_anonymous(location: &Location, size: u64, options: MapOptions, node: Opt
         zeroed: AtomicBool::new(true),
         protection: Protection::ReadWrite,
         is_shared: false,
+        is_written_back: AtomicBool::new(false),
     })
 }
 
@@ -643,6 +675,7 @@ fn prepare_file(
         zeroed: AtomicBool::new(metadata.len() == 0 || cleared),
         protection: Protection::ReadWrite,
         is_shared: false,
+        is_written_back: AtomicBool::new(false),
     })
 }
 
@@ -731,6 +764,7 @@ fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<De
         zeroed: AtomicBool::new(false),
         protection: Protection::ReadWrite,
         is_shared: false,
+        is_written_back: AtomicBool::new(false),
     })
 }
 

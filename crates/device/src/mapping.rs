@@ -232,6 +232,18 @@ impl Mapping {
         }
     }
 
+    /// Writes back what this machine's caches have of `range`, and has it read from the memory the next time: other machines
+    /// may have changed it ([`Device::write_back`]). Lines around the range go, too.
+    pub fn drop_cached(&self, range: Range<usize>) {
+        self.check(&range);
+        if self.device().is_some() && flush::is_available() && !range.is_empty() {
+            let start = range.start / CACHE_LINE_BYTES * CACHE_LINE_BYTES;
+            // SAFETY: both are inside the mapping, as the range is, which begins with a page.
+            let (start, end) = unsafe { (self.base.as_ptr().add(start), self.base.as_ptr().add(range.end)) };
+            flush::drop_lines(start, end);
+        }
+    }
+
     /// Copies `bytes` to `offset`, and makes them durable on devices that persist. Others just hold them.
     ///
     /// # Safety
@@ -390,6 +402,41 @@ pub(crate) mod flush {
 
     #[cfg(not(target_arch = "x86_64"))]
     pub fn lines(_start: *mut u8, _end: *mut u8) {
+        unreachable!("guarded by is_available");
+    }
+
+    /// Writes the lines of `[start, end)` back and takes them out of all caches of this machine; `start` is aligned to a line,
+    /// and both lie in one mapping. What is read afterwards comes from the memory.
+    #[cfg(target_arch = "x86_64")]
+    pub fn drop_lines(start: *mut u8, end: *mut u8) {
+        use std::arch::{asm, x86_64};
+        use std::sync::OnceLock;
+
+        static HAS_CLFLUSHOPT: OnceLock<bool> = OnceLock::new();
+        // Leaf 7, EBX bit 23.
+        let clflushopt = *HAS_CLFLUSHOPT
+            .get_or_init(|| x86_64::__cpuid(0).eax >= 7 && x86_64::__cpuid_count(7, 0).ebx & (1 << 23) != 0);
+        // SAFETY: a fence; SSE2 is part of x86-64. `clflushopt` is ordered with stores to its own line alone.
+        unsafe { x86_64::_mm_mfence() };
+        let mut line = start;
+        while line < end {
+            // SAFETY: the line lies in a live mapping; flushing it changes no content. `clflushopt` was detected.
+            unsafe {
+                if clflushopt {
+                    asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+                } else {
+                    x86_64::_mm_clflush(line);
+                }
+            }
+            line = line.wrapping_add(super::CACHE_LINE_BYTES);
+        }
+        // No load behind it is done before the lines are gone.
+        // SAFETY: as above.
+        unsafe { x86_64::_mm_mfence() };
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn drop_lines(_start: *mut u8, _end: *mut u8) {
         unreachable!("guarded by is_available");
     }
 
@@ -562,6 +609,25 @@ mod tests {
             unsafe { mapping.store(from, &vec![0; len]).unwrap() };
             assert!(bytes(&mut mapping).iter().all(|byte| *byte == 0));
         }
+    }
+
+    #[test]
+    fn what_is_dropped_from_caches_is_in_memory() {
+        let path = temporary("dropped");
+        std::fs::write(&path, vec![1; 2 << 20]).unwrap();
+        let mapping = Mapping::open_shared(&Location::File(path.clone()), crate::Protection::ReadWrite).unwrap();
+        let device = mapping.device().unwrap();
+        device.write_back().unwrap();
+        assert!(device.outlives_machine(), "what is durable there needs no other machine's caches");
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { mapping.store(100, &[7; 5000]).unwrap() };
+        mapping.persist(90..6000).unwrap();
+        for range in [0..0, 5..6, 63..129, 100..5100, 0..2 << 20] {
+            mapping.drop_cached(range);
+        }
+        let read = std::fs::read(&path).unwrap();
+        assert!(read[100..5100].iter().all(|byte| *byte == 7) && read[5100..].iter().all(|byte| *byte == 1));
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -159,21 +159,50 @@ fn processor_count(list: &str) -> u64 {
         .sum()
 }
 
-/// Physical memory and swap, bytes. `None` where it cannot be read.
 /// Whether a node has no processors.
 pub fn is_memory_alone(node: u32) -> bool {
     let processors = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
     processors.is_ok_and(|list| list.trim().is_empty())
 }
 
+/// Physical memory and swap, bytes. `None` where it cannot be read.
 pub fn memory_total_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     Some(meminfo_bytes(&text, "MemTotal:")? + meminfo_bytes(&text, "SwapTotal:").unwrap_or(0))
 }
 
-/// Memory that can be taken without swapping, bytes. `None` where it cannot be read.
+/// Memory that can be taken without swapping, bytes: of the machine, or of the control group of this process where that has
+/// less. `None` where it cannot be read.
 pub fn memory_available_bytes() -> Option<u64> {
-    meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+    let machine = meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
+    Some(group_available_bytes(Path::new("/")).map_or(machine, |group| group.min(machine)))
+}
+
+/// What the control group of this process may still take, with `/proc` and `/sys` below `root`. Its own group alone is looked
+/// at, as a container sees it. `None` where it has no limit.
+fn group_available_bytes(root: &Path) -> Option<u64> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let folders = root.join("sys/fs/cgroup");
+    // `HIERARCHY:CONTROLLERS:PATH`; version 2 has no controllers here.
+    let own = |line: &str| -> Option<u64> {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?.trim_start_matches('/'));
+        let (folder, limit, usage, idle) = if controllers.is_empty() {
+            (folders.clone(), "memory.max", "memory.current", "inactive_file ")
+        } else if controllers.split(',').any(|name| name == "memory") {
+            (folders.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+        } else {
+            return None;
+        };
+        // In a container the group is often mounted as the root of all.
+        let folder = [folder.join(path), folder].into_iter().find(|folder| folder.join(limit).exists())?;
+        let read = |name: &str| number::<u64>(&folder, name);
+        let text = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        // The kernel gives it back when others want it.
+        let cached = text.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse::<u64>().ok()).unwrap_or(0);
+        Some(read(limit)?.saturating_sub(read(usage)?.saturating_sub(cached)))
+    };
+    groups.lines().filter_map(own).min()
 }
 
 /// Node numbers that exist now. Nodes of CXL devices come and go.
@@ -332,6 +361,31 @@ mod tests {
         };
         assert_eq!(dax_devices(&folder.join("dax")), [device]);
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn a_control_group_has_less_than_its_machine() {
+        let root = std::env::temp_dir().join(format!("tidepool-group-{}", std::process::id()));
+        let put = |name: &str, text: &str| {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("proc/self/cgroup", "0::/box\n");
+        assert_eq!(group_available_bytes(&root), None, "nothing is mounted");
+        put("sys/fs/cgroup/box/memory.max", "max\n");
+        put("sys/fs/cgroup/box/memory.current", "300\n");
+        assert_eq!(group_available_bytes(&root), None, "it has no limit");
+        put("sys/fs/cgroup/box/memory.max", "1000\n");
+        assert_eq!(group_available_bytes(&root), Some(700));
+        put("sys/fs/cgroup/box/memory.stat", "anon 10\ninactive_file 100\n");
+        assert_eq!(group_available_bytes(&root), Some(800));
+        put("proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/a\n0::/\n");
+        put("sys/fs/cgroup/memory/memory.limit_in_bytes", "500\n");
+        put("sys/fs/cgroup/memory/memory.usage_in_bytes", "600\n");
+        assert_eq!(group_available_bytes(&root), Some(0));
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

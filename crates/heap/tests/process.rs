@@ -26,6 +26,7 @@ fn pool(path: &Path) -> Arc<Pool> {
         bytes_max: None,
         label: String::new(),
         populates: false,
+        overcommits: false,
     };
     let pool = Arc::new(Pool::create(&options).unwrap());
     let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("test")).unwrap();

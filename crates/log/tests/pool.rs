@@ -65,6 +65,7 @@ fn place_after(extents: u64, term: Term) -> Place {
         bytes_max: None,
         label: String::new(),
         populates: false,
+        overcommits: false,
     });
     Member::join(Arc::new(pool.unwrap()), &JoinOptions::tool("test"))
         .unwrap()

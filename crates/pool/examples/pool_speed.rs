@@ -36,6 +36,7 @@ fn main() -> Result<()> {
         bytes_max: None,
         label: "speed".to_owned(),
         populates: true,
+        overcommits: false,
     };
     let pool = Arc::new(timed("make and populate the pool", room, || Pool::create(&options))?);
     let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("speed"))?;

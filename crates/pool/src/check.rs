@@ -71,7 +71,7 @@ pub fn check(pool: &Pool, deep: bool) -> Result<Report> {
         let word = reader.word(layout.device(device), || format!("the word of device {device}"));
         reader.text(layout.device_text(device), false, || format!("the location of device {device}"));
         if let Some(part) = pool.books().memory.part(device) {
-            for fault in Superblock::faults(&first_page(&part.mapping)) {
+            for fault in Superblock::faults(&first_page(&part.mapping, part.base)) {
                 reader.report.faults.push(format!("{fault} of device {device} is damaged"));
             }
             if word.is_some_and(|word| (word.first, word.extents) != (part.first, part.extents)) {

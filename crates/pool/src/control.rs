@@ -59,6 +59,20 @@ pub enum Arrival {
     End,
 }
 
+/// Sockets at which hosts listen of a pool whose first device is, or was, at `path`: beside it, by its name. The file of
+/// such a pool may be gone, and what a host has of it is not.
+pub fn living_beside(path: &Path) -> Vec<PathBuf> {
+    let Ok(path) = std::path::absolute(path) else { return Vec::new() };
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Vec::new();
+    };
+    let first = format!("{name}.");
+    let is_its = |name: &str| name.starts_with(&first) && name.ends_with(".control");
+    let beside = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let sockets = beside.filter(|socket| socket.file_name().and_then(|name| name.to_str()).is_some_and(is_its));
+    sockets.filter(|socket| descriptors::connect(socket).is_ok()).collect()
+}
+
 impl ControlListener {
     /// Listens at a path, for hosts of `pool`. A socket that a process left there is replaced; 55006 where one still listens.
     pub fn bind(path: &Path, pool: &Pool, host: Host) -> Result<ControlListener> {

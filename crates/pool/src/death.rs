@@ -11,6 +11,8 @@ pub enum Evidence {
     FenceCommand,
     /// An operator said so.
     Operator,
+    /// The machine that it was on has written its caches back and given the memory up, or is dead as a whole.
+    Machine,
     /// The host itself, which has unmapped the pool.
     Itself,
 }

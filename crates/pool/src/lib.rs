@@ -23,6 +23,10 @@ pub mod check;
 #[cfg(not(loom))]
 pub mod control;
 pub mod databases;
+#[cfg(not(loom))]
+pub mod dealt;
+#[cfg(all(test, not(loom)))]
+mod dealt_simulated;
 pub mod death;
 #[cfg(not(loom))]
 mod descriptors;
@@ -43,6 +47,8 @@ pub mod pool;
 mod reign;
 #[cfg(not(loom))]
 pub mod show;
+#[cfg(not(loom))]
+pub mod slices;
 #[cfg(not(loom))]
 pub mod superblock;
 pub mod words;

@@ -119,7 +119,7 @@ impl Watcher {
             return Ok(Some(Death::by(Evidence::ProcessEnded)));
         }
         let device = self.pool.books().memory.first_device();
-        let held = device.is_byte_locked(view.host.slot.0.into());
+        let held = device.is_byte_locked(self.pool.lock_of(view.host.slot));
         let held = held.map_err(|error| Error::io("look at a lock of the pool", &error))?;
         // The slot may be another incarnation's since the view was taken.
         let now = self.pool.told(self.pool.books().load(self.pool.layout().ident(view.host.slot)))?;
@@ -212,7 +212,7 @@ pub fn is_lock_held(pool: &Pool, host: Host) -> Result<bool> {
     if pool.own().lock().contains(&host.slot) {
         return Ok(true);
     }
-    let held = pool.books().memory.first_device().is_byte_locked(host.slot.0.into());
+    let held = pool.books().memory.first_device().is_byte_locked(pool.lock_of(host.slot));
     held.map_err(|error| Error::io("look at a lock of the pool", &error))
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "words and extents of mappings, whose proofs are here")]
 
+use crate::dealt::{Lines, Slice};
 use crate::layout::{DEVICES, PAGE_BYTES};
 use crate::memory::{At, Bytes, Memory};
 use crate::sync;
@@ -18,33 +19,35 @@ use xxhash_rust::xxh3::xxh3_64;
 #[derive(Debug)]
 pub(crate) struct Part {
     pub mapping: Mapping,
+    /// Where the first of its extents begins: behind others' slices, in a pool that is dealt out.
+    pub base: usize,
     pub first: Extent,
     pub extents: u32,
 }
 
-/// The first page of a device, a word at a time, as others may be writing it.
-pub(crate) fn first_page(mapping: &Mapping) -> [u8; PAGE_BYTES] {
+/// The first page of a device, or of a slice from `base` on, a word at a time, as others may be writing it.
+pub(crate) fn first_page(mapping: &Mapping, base: usize) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     for (index, eight) in page.chunks_exact_mut(8).enumerate() {
-        eight.copy_from_slice(&sync::load(first_word(mapping, index)).to_le_bytes());
+        eight.copy_from_slice(&sync::load(first_word(mapping, base, index)).to_le_bytes());
     }
     page
 }
 
-pub(crate) fn write_first_page(mapping: &Mapping, page: &[u8; PAGE_BYTES]) -> Result<()> {
+pub(crate) fn write_first_page(mapping: &Mapping, base: usize, page: &[u8; PAGE_BYTES]) -> Result<()> {
     for (index, bytes) in page.chunks_exact(8).enumerate() {
         let mut eight = [0; 8];
         eight.copy_from_slice(bytes);
-        sync::store(first_word(mapping, index), u64::from_le_bytes(eight));
+        sync::store(first_word(mapping, base, index), u64::from_le_bytes(eight));
     }
-    mapping.persist(0..PAGE_BYTES)
+    mapping.persist(base..base + PAGE_BYTES)
 }
 
-fn first_word(mapping: &Mapping, index: usize) -> &AtomicU64 {
-    assert!(index < PAGE_BYTES / 8 && mapping.len() >= PAGE_BYTES);
-    // SAFETY: inside the first page of a mapping that lives as long as what is returned, and aligned. All use it as atomic
-    // words alone.
-    unsafe { AtomicU64::from_ptr(mapping.base().as_ptr().add(index * 8).cast()) }
+fn first_word(mapping: &Mapping, base: usize, index: usize) -> &AtomicU64 {
+    assert!(index < PAGE_BYTES / 8 && base.is_multiple_of(8));
+    assert!(base <= mapping.len() && mapping.len() - base >= PAGE_BYTES, "a first page at {base}");
+    // SAFETY: inside a mapping that lives as long as what is returned, and aligned. All use it as atomic words alone.
+    unsafe { AtomicU64::from_ptr(mapping.base().as_ptr().add(base + index * 8).cast()) }
 }
 
 /// All devices that are there. Device 0 always is.
@@ -62,7 +65,9 @@ pub struct Mapped {
 impl Mapped {
     /// The caller says how much of device 0 is the control area, which is not more than is mapped.
     pub(crate) fn new(first: Part, control_bytes: usize, extent_bytes: usize, protection: Protection) -> Mapped {
-        assert!(control_bytes <= first.mapping.len(), "the books are on device 0");
+        assert!(first.base <= first.mapping.len(), "a slice is on its device");
+        assert!(control_bytes <= first.mapping.len() - first.base, "the books are on device 0");
+        assert!(first.base.is_multiple_of(8), "a slice begins with a word");
         assert!(first.mapping.base().addr().get().is_multiple_of(8), "a mapping begins with a page");
         let is_flushed = first.mapping.device().is_some_and(Device::outlives_machine);
         let is_read_only = protection == Protection::Read;
@@ -75,7 +80,7 @@ impl Mapped {
     /// A device that was mapped later. It stays mapped as long as the pool is open.
     pub(crate) fn add(&self, device: usize, part: Part) {
         assert!(
-            part.extents as usize <= part.mapping.len() / self.extent_bytes,
+            part.extents as usize <= part.mapping.len().saturating_sub(part.base) / self.extent_bytes,
             "a device has the extents that it says"
         );
         assert!(self.parts[device].set(part).is_ok(), "a device is mapped once");
@@ -95,14 +100,14 @@ impl Mapped {
         self.parts.iter().enumerate().find_map(|(device, part)| {
             let part = part.get()?;
             let index = extent.0.checked_sub(part.first.0).filter(|index| *index < part.extents)?;
-            Some((device, index as usize * self.extent_bytes))
+            Some((device, part.base + index as usize * self.extent_bytes))
         })
     }
 
     fn part_of(&self, extent: Extent) -> Option<(&Part, usize)> {
         self.parts.iter().filter_map(OnceLock::get).find_map(|part| {
             let index = extent.0.checked_sub(part.first.0).filter(|index| *index < part.extents)?;
-            Some((part, index as usize * self.extent_bytes))
+            Some((part, part.base + index as usize * self.extent_bytes))
         })
     }
 
@@ -151,7 +156,7 @@ impl Mapped {
         let first = self.parts[0].get().expect("device 0 is always there");
         // SAFETY: inside the mapping, as `new` has compared, and aligned. All of this process and of others use these words
         // as atomic ones alone; the mapping lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(first.mapping.base().as_ptr().add(offset).cast()) }
+        unsafe { AtomicU64::from_ptr(first.mapping.base().as_ptr().add(first.base + offset).cast()) }
     }
 
     /// # Panics
@@ -176,7 +181,7 @@ impl Mapped {
     fn flush(&self, at: At) {
         if self.is_flushed {
             let first = self.parts[0].get().expect("device 0 is always there");
-            let offset = at.0 as usize;
+            let offset = first.base + at.0 as usize;
             // Cache lines of a live mapping: nothing of it can fail.
             first.mapping.persist(offset..offset + 8).expect("cache lines are flushed");
         }
@@ -259,6 +264,66 @@ impl Bytes for Mapped {
     }
 }
 
+/// A device that is dealt out, and who has which slice of it.
+#[derive(Debug)]
+pub(crate) struct DealtDevice {
+    pub mapping: Mapping,
+    pub slice_bytes: usize,
+    pub extent_bytes: usize,
+}
+
+impl DealtDevice {
+    /// Where a slice begins.
+    pub fn base_of(&self, slice: Slice) -> usize {
+        self.extent_bytes + usize::from(slice.0) * self.slice_bytes
+    }
+
+    fn word(&self, at: At) -> &AtomicU64 {
+        let offset = at.0 as usize;
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.extent_bytes.min(self.mapping.len()), "{at:?}");
+        // SAFETY: inside a mapping that lives as long as what is returned, and aligned. All use these words as atomic ones
+        // alone.
+        unsafe { AtomicU64::from_ptr(self.mapping.base().as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Lines for DealtDevice {
+    type Stop = Infallible;
+
+    fn load(&self, at: At) -> std::result::Result<u64, Infallible> {
+        Ok(sync::load(self.word(at)))
+    }
+
+    fn store(&self, at: At, bits: u64) -> std::result::Result<(), Infallible> {
+        sync::store(self.word(at), bits);
+        Ok(())
+    }
+
+    fn write_back(&self, at: At) -> std::result::Result<(), Infallible> {
+        let offset = at.0 as usize;
+        // Cache lines of a live mapping.
+        self.mapping.persist(offset..offset + 8).expect("cache lines are flushed");
+        Ok(())
+    }
+
+    fn drop_line(&self, at: At) -> std::result::Result<(), Infallible> {
+        let offset = at.0 as usize;
+        self.mapping.drop_cached(offset..offset + 8);
+        Ok(())
+    }
+
+    fn fence(&self) -> std::result::Result<(), Infallible> {
+        sync::full_fence();
+        Ok(())
+    }
+
+    fn drop_slice(&self, slice: Slice) -> std::result::Result<(), Infallible> {
+        let base = self.base_of(slice);
+        self.mapping.drop_cached(base..base + self.slice_bytes);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,10 +336,10 @@ mod tests {
     fn words_and_extents_are_in_their_places() {
         const EXTENT: usize = PAGE_BYTES;
         let layout = Layout { slots: 2, databases: 2, extents: 256 };
-        let part = Part { mapping: Mapping::heap(256 * EXTENT), first: Extent(0), extents: 256 };
+        let part = Part { mapping: Mapping::heap(256 * EXTENT), base: 0, first: Extent(0), extents: 256 };
         let memory = Mapped::new(part, layout.control_bytes(), EXTENT, Protection::ReadWrite);
         let books = Books { memory, layout };
-        let other = Part { mapping: Mapping::heap(2 * EXTENT), first: Extent(256), extents: 2 };
+        let other = Part { mapping: Mapping::heap(3 * EXTENT), base: EXTENT, first: Extent(256), extents: 2 };
         books.memory.add(3, other);
         let host = |slot| Host { slot: Slot(slot), incarnation: Incarnation(1) };
         let (extent, data) = (Extent(255), Database(1));
@@ -311,9 +376,9 @@ mod tests {
         assert!(!books.memory.read_bytes(Extent(258), 0, &mut bytes));
         let word = books.memory.thread_word(layout.thread_word(Slot(1)));
         word.store(5, std::sync::atomic::Ordering::SeqCst);
-        let page = first_page(&books.memory.part(0).unwrap().mapping);
+        let page = first_page(&books.memory.part(0).unwrap().mapping, 0);
         assert!(page.iter().all(|byte| *byte == 0));
-        write_first_page(&books.memory.part(3).unwrap().mapping, &[9; PAGE_BYTES]).unwrap();
-        assert_eq!(first_page(&books.memory.part(3).unwrap().mapping), [9; PAGE_BYTES]);
+        write_first_page(&books.memory.part(3).unwrap().mapping, EXTENT, &[9; PAGE_BYTES]).unwrap();
+        assert_eq!(first_page(&books.memory.part(3).unwrap().mapping, EXTENT), [9; PAGE_BYTES]);
     }
 }

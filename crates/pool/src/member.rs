@@ -8,6 +8,7 @@ use crate::check::usage;
 use crate::control;
 use crate::death::{Death, Evidence};
 use crate::layout::{HostNumber, SEGMENTS, TERMS};
+use crate::memory::Bytes;
 use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
@@ -449,6 +450,9 @@ impl Member {
     #[allow(unsafe_code, reason = "the extent is this host's own")]
     fn sum_of_own(&self, extent: Extent) -> Result<u64> {
         self.pool.extent(extent)?;
+        // Zeroes that nobody wrote over, too: who reads this on another machine, or after its restart, compares all of it.
+        let memory = &self.pool.books().memory;
+        memory.persist_bytes(extent, 0, memory.extent_bytes());
         // SAFETY: the word says that this incarnation alone stores there, and it stores no more, as it publishes.
         Ok(unsafe { self.pool.books().memory.sum(extent) }.unwrap_or(0))
     }
@@ -596,7 +600,7 @@ impl Member {
         // Even if another host took it for dead: nothing of it stores to the pool from here on.
         pool.told(pool.books().advance(self.host, HostState::Leaving))?;
         let result = bury(pool, self.host, &Death::by(Evidence::Itself), EventKind::Left);
-        let _ = pool.books().memory.first_device().unlock_byte(self.host.slot.0.into());
+        let _ = pool.books().memory.first_device().unlock_byte(pool.lock_of(self.host.slot));
         pool.own().lock().remove(&self.host.slot);
         result.map(drop)
     }
@@ -653,14 +657,15 @@ fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Res
             continue;
         }
         let device = books.memory.first_device();
-        let locked = device.lock_byte(slot.0.into()).map_err(|error| Error::io("lock a byte of the pool", &error))?;
+        let locked =
+            device.lock_byte(pool.lock_of(slot)).map_err(|error| Error::io("lock a byte of the pool", &error))?;
         if !locked {
             continue;
         }
         // What the kernel marked for the life before is not held against this one.
         books.memory.thread_word(books.layout.thread_word(slot)).store(0, Ordering::SeqCst);
         let Some(host) = pool.told(books.join(slot, options.role, database))? else {
-            let _ = device.unlock_byte(slot.0.into());
+            let _ = device.unlock_byte(pool.lock_of(slot));
             continue;
         };
         own.insert(slot);

@@ -4,11 +4,13 @@
 //! that is there. So devices that can neither grow nor shrink (device DAX, famfs) serve as well as tmpfs, hugetlbfs, files and
 //! fsdax.
 
+use crate::dealt::MACHINES_MAX;
 use crate::layout::{
     DEVICES, EVENTS, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, HostNumber, Layout, NAME_BYTES, PAGE_BYTES, SEGMENTS, TERMS,
 };
 use crate::mapped::{Mapped, Part, first_page, write_first_page};
-use crate::memory::{Books, Memory, Outcome, Trouble};
+use crate::memory::{Books, Bytes, Memory, Outcome, Trouble};
+use crate::slices::OpenSlice;
 use crate::superblock::{self, FirstPage, LABEL_BYTES, Superblock};
 use crate::system;
 use crate::words::{
@@ -20,7 +22,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::ptr::NonNull;
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
-use tidepool_device::{Content, Location, MapOptions, Mapping, Protection};
+use tidepool_device::{Content, Device, Location, MapOptions, Mapping, Protection};
 
 /// Extents are larger in larger pools, so that there are not many more than so many: each that a process has may be a mapping of
 /// its own, and Linux lets a process have 65,530 of these (`vm.max_map_count`).
@@ -37,6 +39,8 @@ pub struct CreateOptions {
     pub label: String,
     /// Back all of it with memory now.
     pub populates: bool,
+    /// Make it where the machine has less free memory, too.
+    pub overcommits: bool,
 }
 
 /// A device that could not be opened.
@@ -133,6 +137,8 @@ pub struct Pool {
     missing: Mutex<Vec<Missing>>,
     /// Slots of hosts of this process. Locks are of the open device, so that it does not see its own.
     own: Mutex<BTreeSet<Slot>>,
+    /// Of a pool that is dealt out it is one slice.
+    slice: Option<OpenSlice>,
 }
 
 impl<M: Memory> Books<M> {
@@ -189,7 +195,7 @@ impl<M: Memory> Books<M> {
     }
 }
 
-fn invalid(message: impl Into<String>) -> Error {
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
 }
 
@@ -203,16 +209,27 @@ pub(crate) fn check_name(what: &str, name: &str, bytes_max: usize) -> Result<()>
 }
 
 /// A device while a pool is made of it.
-struct Made {
-    location: Location,
-    mapping: Mapping,
+pub(crate) struct Made {
+    pub location: Location,
+    pub mapping: Mapping,
     /// The file was there before.
     was_there: bool,
 }
 
 /// The extents of a pool of so many bytes.
-fn extent_bytes_of(bytes: u64) -> u64 {
+pub(crate) fn extent_bytes_of(bytes: u64) -> u64 {
     bytes.div_ceil(EXTENTS_WANTED).next_power_of_two().clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX)
+}
+
+pub(crate) fn check_extent_bytes(extent_bytes: u64) -> Result<()> {
+    if extent_bytes.is_power_of_two() && (EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&extent_bytes) {
+        return Ok(());
+    }
+    Err(invalid(format!("extents of {} are not possible", ByteSize(extent_bytes))).with_hint(format!(
+        "Write a power of two from {} to {}.",
+        ByteSize(EXTENT_BYTES_MIN),
+        ByteSize(EXTENT_BYTES_MAX)
+    )))
 }
 
 impl Pool {
@@ -241,15 +258,12 @@ impl Pool {
         let asked: u64 = options.devices.iter().filter_map(|(_, size)| *size).sum();
         let extent_bytes =
             options.extent_bytes.unwrap_or_else(|| extent_bytes_of(asked.max(options.bytes_max.unwrap_or(0))));
-        if !extent_bytes.is_power_of_two() || !(EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&extent_bytes) {
-            return Err(invalid(format!("extents of {} are not possible", ByteSize(extent_bytes))).with_hint(format!(
-                "Write a power of two from {} to {}.",
-                ByteSize(EXTENT_BYTES_MIN),
-                ByteSize(EXTENT_BYTES_MAX)
-            )));
-        }
+        check_extent_bytes(extent_bytes)?;
         for (location, size) in &options.devices {
             made.push(open_new(location, *size, extent_bytes)?);
+        }
+        if !options.overcommits {
+            check_memory(made, tidepool_device::memory_available_bytes())?;
         }
         // Which extents are whose, and that there are some.
         let mut first = 0;
@@ -276,39 +290,22 @@ impl Pool {
         }
         let identity = system::random_identity().map_err(|error| Error::io("get random bytes", &error))?;
         let superblock = |device: usize| Superblock {
-            identity,
-            epoch: 2,
             size_bytes: u64::from(words[device].extents) * extent_bytes,
             device: device as u32,
             first: words[device].first,
             extents: words[device].extents,
             extents_max,
-            extent_bytes,
-            must_know: 0,
-            must_know_to_write: 0,
-            may_ignore: 0,
-            made_us: system::wall_us(),
-            is_coherent: true,
-            label: options.label.clone(),
-            boot_id: system::boot_id(),
+            ..Superblock::new(identity, extent_bytes, &options.label)
         };
         let zeroed: Vec<bool> = made.iter().map(|device| device.mapping.is_zeroed()).collect();
         // The books, by a mapping that no other process can have: the device is locked while it is made.
-        let books = {
-            let first = Mapping::open_shared(&made[0].location, Protection::ReadWrite)?;
-            let part = Part { mapping: first, first: Extent(0), extents: words[0].extents };
-            let memory = Mapped::new(part, layout.control_bytes(), extent_bytes as usize, Protection::ReadWrite);
-            Books { memory, layout }
-        };
-        let Ok(()) = (0..control).try_for_each(|extent| books.memory.zero(Extent(extent)));
-        let told = |outcome| told(&made[0].location, outcome);
-        told(books.format(&words, &zeroed, control))?;
-        for (device, of) in made.iter().enumerate() {
-            told(books.write_text(layout.device_text(device), of.location.to_string().as_bytes()))?;
-        }
+        let mapping = Mapping::open_shared(&made[0].location, Protection::ReadWrite)?;
+        let part = Part { mapping, base: 0, first: Extent(0), extents: words[0].extents };
+        let locations: Vec<_> = made.iter().map(|device| &device.location).collect();
+        make_books(part, layout, extent_bytes, &words, &zeroed, &locations)?;
         // With the superblock of device 0, last, there is a pool.
         for device in (0..made.len()).rev() {
-            write_first_page(&made[device].mapping, &page_of(&superblock(device)))?;
+            write_first_page(&made[device].mapping, 0, &page_of(&superblock(device)))?;
         }
         Ok(extent_bytes)
     }
@@ -325,6 +322,9 @@ impl Pool {
 
     fn open_as(location: &Location, protection: Protection) -> Result<Pool> {
         let (mapping, superblock) = open_device(location, protection)?;
+        if superblock.machines > 0 {
+            return Err(needs_slice(location, superblock.machines));
+        }
         if superblock.device != 0 {
             return Err(Error::new(
                 SqlState::WRONG_OBJECT_TYPE,
@@ -332,17 +332,44 @@ impl Pool {
             )
             .with_hint("Name its first device."));
         }
+        let part = Part { mapping, base: 0, first: superblock.first, extents: superblock.extents };
+        Pool::over(location, superblock, part, protection, None)
+    }
+
+    /// The pool whose books are at the beginning of its first device's part.
+    pub(crate) fn over(
+        location: &Location,
+        superblock: Superblock,
+        part: Part,
+        protection: Protection,
+        slice: Option<OpenSlice>,
+    ) -> Result<Pool> {
         let layout = Layout::new(superblock.extents_max);
         if (layout.control_bytes() as u64) > superblock.size_bytes {
             return Err(Error::corrupted(format!("the superblock of device \"{location}\" contradicts itself")));
         }
-        let part = Part { mapping, first: superblock.first, extents: superblock.extents };
         let memory = Mapped::new(part, layout.control_bytes(), superblock.extent_bytes as usize, protection);
         let books = Books { memory, layout };
-        let missing = Mutex::default();
-        let pool = Pool { books, superblock, location: location.clone(), missing, own: Mutex::default() };
+        let (missing, own) = (Mutex::default(), Mutex::default());
+        let pool = Pool { books, superblock, location: location.clone(), missing, own, slice };
         pool.refresh()?;
         Ok(pool)
+    }
+
+    /// Of a pool that is dealt out, the slice that this is.
+    pub fn slice(&self) -> Option<&OpenSlice> {
+        self.slice.as_ref()
+    }
+
+    /// Machines do not see each other's stores, and this is one's slice.
+    pub fn is_dealt(&self) -> bool {
+        self.slice.is_some()
+    }
+
+    /// The byte whose lock says that the host of a slot is alive.
+    pub(crate) fn lock_of(&self, slot: Slot) -> u64 {
+        let before = self.slice.as_ref().map_or(0, |open| 1 + u64::from(open.slice().0));
+        before * SLOTS as u64 + u64::from(slot.0)
     }
 
     /// Opens devices that were added by others meanwhile, or that were missing and are there again.
@@ -372,6 +399,11 @@ impl Pool {
     /// open it then. Without a size, all of an existing file or DAX device.
     pub fn add_device(&self, location: &Location, size: Option<u64>) -> Result<()> {
         self.check_writable()?;
+        if self.slice.is_some() {
+            return Err(
+                Error::unsupported("adding a device to a pool that is dealt out").with_hint("Make another pool of it.")
+            );
+        }
         let mut made = Vec::new();
         let result = self.add(location, size, &mut made);
         if result.is_err() {
@@ -386,6 +418,7 @@ impl Pool {
         let is_zeroed = device.mapping.is_zeroed();
         let extents = device.mapping.len() as u64 / extent_bytes;
         made.push(device);
+        check_memory(made, tidepool_device::memory_available_bytes())?;
         let (layout, mapping) = (self.layout(), &made[0].mapping);
         // Behind all that there are, at a number that no device has.
         let claimed = loop {
@@ -440,7 +473,7 @@ impl Pool {
             boot_id: system::boot_id(),
             ..self.superblock.clone()
         };
-        write_first_page(&made[0].mapping, &page_of(&superblock))?;
+        write_first_page(&made[0].mapping, 0, &page_of(&superblock))?;
         for extent in word.first.0..word.first.0 + word.extents {
             let holds = if is_zeroed { Contents::Zeroes } else { Contents::Unknown };
             let owner = if extent == word.first.0 { Owner::Control } else { Owner::Free { holds } };
@@ -537,6 +570,23 @@ impl Pool {
     /// now.
     pub fn device_identity(&self, device: usize) -> Option<(u64, u64)> {
         self.books.memory.part(device)?.mapping.device()?.kernel_identity().ok()
+    }
+
+    /// Devices that this process has mapped and that are not what is at their locations now: their files were removed, or
+    /// others took their places. What is mapped stays as it is, and nobody who comes finds it.
+    pub fn displaced(&self) -> Vec<usize> {
+        let is_displaced = |device: &usize| {
+            let Some(location) = self.device_location(*device) else { return false };
+            let (Location::File(path) | Location::Dax(path)) = &location else { return false };
+            let mapped = self.device_identity(*device);
+            match std::fs::metadata(path) {
+                Ok(metadata) => {
+                    mapped.is_some_and(|mapped| mapped != tidepool_device::identity_of(&location, &metadata))
+                }
+                Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            }
+        };
+        (0..DEVICES).filter(is_displaced).collect()
     }
 
     /// Extents that any host can lease.
@@ -671,7 +721,7 @@ impl Pool {
         let mut is_changed = false;
         for device in (0..DEVICES).rev() {
             let Some(part) = self.books.memory.part(device) else { continue };
-            let mut page = first_page(&part.mapping);
+            let mut page = first_page(&part.mapping, part.base);
             let FirstPage::Pool(found) = Superblock::read(&page, &self.location.to_string())? else { continue };
             let next = Superblock {
                 epoch: found.epoch + 1,
@@ -684,7 +734,7 @@ impl Pool {
                 == (found.must_know, found.must_know_to_write, found.may_ignore);
             if !has_all {
                 next.write(&mut page);
-                write_first_page(&part.mapping, &page)?;
+                write_first_page(&part.mapping, part.base, &page)?;
                 is_changed = true;
             }
         }
@@ -697,6 +747,10 @@ impl Pool {
     /// Gives up whatever is in the pool: no device of it is one any more. 55006 while a host is alive, or may be.
     pub fn destroy(self, even_if_used: bool) -> Result<Vec<Location>> {
         self.check_writable()?;
+        if self.slice.is_some() {
+            return Err(Error::unsupported("destroying a slice of a pool that is dealt out")
+                .with_hint("Drop its databases, or destroy the pool, with all slices."));
+        }
         if !even_if_used && let Some(host) = self.hosts()?.first() {
             let name = host.text.as_ref().map_or("", |text| text.name.as_str());
             return Err(Error::new(SqlState::OBJECT_IN_USE, format!("pool \"{}\" is in use", self.location))
@@ -707,7 +761,7 @@ impl Pool {
         // Device 0 first: without it no host opens the others.
         for device in 0..DEVICES {
             if let Some(part) = self.books.memory.part(device) {
-                write_first_page(&part.mapping, &[0; PAGE_BYTES])?;
+                write_first_page(&part.mapping, part.base, &[0; PAGE_BYTES])?;
                 locations.extend(part.mapping.device().map(|device| device.location().clone()));
             }
         }
@@ -725,27 +779,62 @@ impl Pool {
         }
         let mapping = Mapping::open_shared(location, Protection::ReadWrite)?;
         let device = mapping.device().ok_or_else(|| invalid(format!("\"{location}\" is no device")))?;
-        let page = first_page(&mapping);
+        let page = first_page(&mapping, 0);
         match Superblock::read(&page, &location.to_string()) {
+            // It is others', too.
+            Ok(FirstPage::Pool(superblock)) if superblock.machines > 0 => {
+                return Err(needs_slice(location, superblock.machines));
+            }
             Ok(_) => {}
             Err(error) if error.code() == SqlState::DATA_CORRUPTED || !Superblock::may_be_one(&page) => {}
             // Somebody else's by now.
             Err(error) => return Err(error),
         }
-        for slot in 0..SLOTS as u64 {
+        for slot in 0..(1 + u64::from(MACHINES_MAX)) * SLOTS as u64 {
             let held = device.is_byte_locked(slot).map_err(|error| Error::io("look at a lock of the pool", &error))?;
             if held {
                 return Err(Error::new(SqlState::OBJECT_IN_USE, format!("pool \"{location}\" is in use"))
-                    .with_detail(format!("A process of this machine has the lock of slot {slot}."))
+                    .with_detail("A process of this machine has the lock of one of its slots.")
                     .with_hint("Stop the servers that use it."));
             }
         }
-        write_first_page(&mapping, &[0; PAGE_BYTES])
+        write_first_page(&mapping, 0, &[0; PAGE_BYTES])
     }
 }
 
+/// 22023: which of its slices is meant.
+fn needs_slice(location: &Location, machines: u32) -> Error {
+    Error::new(
+        SqlState::INVALID_PARAMETER_VALUE,
+        format!("pool \"{location}\" is dealt out to {machines} hosts, which do not see each other's stores"),
+    )
+    .with_hint("Say which of them this machine is: --machine, or pool.machine in the configuration.")
+}
+
+/// Writes the books of a pool, or of a slice, that nobody else has open. `part`: of its first device.
+pub(crate) fn make_books(
+    part: Part,
+    layout: Layout,
+    extent_bytes: u64,
+    words: &[DeviceWord],
+    zeroed: &[bool],
+    locations: &[&Location],
+) -> Result<()> {
+    let control = layout.control_extents(extent_bytes);
+    let memory = Mapped::new(part, layout.control_bytes(), extent_bytes as usize, Protection::ReadWrite);
+    let books = Books { memory, layout };
+    let Ok(()) = (0..control).try_for_each(|extent| books.memory.zero(Extent(extent)));
+    let told = |outcome| told(locations[0], outcome);
+    told(books.format(words, zeroed, control))?;
+    for (device, location) in locations.iter().enumerate() {
+        told(books.write_text(layout.device_text(device), location.to_string().as_bytes()))?;
+    }
+    (0..control).for_each(|extent| _ = books.memory.persist_bytes(Extent(extent), 0, extent_bytes as usize));
+    Ok(())
+}
+
 /// Opens a device for a pool that is made of it: it is locked, and holds nothing.
-fn open_new(location: &Location, size: Option<u64>, extent_bytes: u64) -> Result<Made> {
+pub(crate) fn open_new(location: &Location, size: Option<u64>, extent_bytes: u64) -> Result<Made> {
     let (Location::File(path) | Location::Dax(path)) = location else {
         return Err(invalid(format!("several processes cannot share \"{location}\""))
             .with_hint("Name a file: or dax: location."));
@@ -764,8 +853,22 @@ fn open_new(location: &Location, size: Option<u64>, extent_bytes: u64) -> Result
     Ok(Made { location: location.clone(), mapping, was_there })
 }
 
+/// 53200: the machine's memory, all of which devices on a tmpfs take when the pool is made, is not there. What a host stores to
+/// must be there, as a store that fails ends its process; with less than that, the kernel would end processes, now or later.
+pub(crate) fn check_memory(made: &[Made], available: Option<u64>) -> Result<()> {
+    let wanted: u64 = made.iter().filter_map(|made| made.mapping.device()).map(Device::memory_to_commit).sum();
+    let Some(available) = available.filter(|available| *available < wanted) else { return Ok(()) };
+    Err(Error::new(SqlState::OUT_OF_MEMORY, "the machine has less free memory than the pool takes")
+        .with_detail(format!(
+            "A pool in memory takes all of it when it is made, so that no store to it can fail later: {} are wanted, and {} are free.",
+            ByteSize(wanted),
+            ByteSize(available)
+        ))
+        .with_hint("Make it smaller, or free memory. With --overcommit it is made all the same, and the kernel may end processes."))
+}
+
 /// Sees to it that no store to the extents can fail.
-fn reserve(device: &Made, extents: u32, extent_bytes: u64, populates: bool) -> Result<()> {
+pub(crate) fn reserve(device: &Made, extents: u32, extent_bytes: u64, populates: bool) -> Result<()> {
     let failed = |error: &std::io::Error| Error::io(format_args!("reserve room for \"{}\"", device.location), error);
     device.mapping.commit(0..extents as usize * extent_bytes as usize).map_err(|error| failed(&error))?;
     if populates {
@@ -775,7 +878,7 @@ fn reserve(device: &Made, extents: u32, extent_bytes: u64, populates: bool) -> R
 }
 
 /// Removes files that were made a moment ago and are of no use.
-fn forget_files(made: &[Made]) {
+pub(crate) fn forget_files(made: &[Made]) {
     for device in made.iter().filter(|device| !device.was_there) {
         if let Location::File(path) = &device.location {
             // A file that stays when this fails does no harm.
@@ -784,7 +887,7 @@ fn forget_files(made: &[Made]) {
     }
 }
 
-fn too_small(location: &Location, mapping: &Mapping, least: u64) -> Error {
+pub(crate) fn too_small(location: &Location, mapping: &Mapping, least: u64) -> Error {
     Error::new(SqlState::DISK_FULL, format!("\"{location}\" is too small for a pool")).with_detail(format!(
         "It has {}, and needs {} at least.",
         ByteSize(mapping.len() as u64),
@@ -792,7 +895,7 @@ fn too_small(location: &Location, mapping: &Mapping, least: u64) -> Error {
     ))
 }
 
-fn page_of(superblock: &Superblock) -> [u8; PAGE_BYTES] {
+pub(crate) fn page_of(superblock: &Superblock) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     // Both copies, so that one may be lost from the first day on.
     Superblock { epoch: superblock.epoch - 1, ..superblock.clone() }.write(&mut page);
@@ -800,7 +903,7 @@ fn page_of(superblock: &Superblock) -> [u8; PAGE_BYTES] {
     page
 }
 
-fn told<T>(location: &Location, outcome: Result<T, Trouble<Infallible>>) -> Result<T> {
+pub(crate) fn told<T>(location: &Location, outcome: Result<T, Trouble<Infallible>>) -> Result<T> {
     outcome.map_err(|trouble| {
         let Trouble::Damaged { .. } = trouble;
         Error::corrupted(format!("the books of pool \"{location}\" are damaged"))
@@ -809,9 +912,9 @@ fn told<T>(location: &Location, outcome: Result<T, Trouble<Infallible>>) -> Resu
     })
 }
 
-fn open_device(location: &Location, protection: Protection) -> Result<(Mapping, Superblock)> {
+pub(crate) fn open_device(location: &Location, protection: Protection) -> Result<(Mapping, Superblock)> {
     let mapping = Mapping::open_shared(location, protection)?;
-    let FirstPage::Pool(superblock) = Superblock::read(&first_page(&mapping), &location.to_string())? else {
+    let FirstPage::Pool(superblock) = Superblock::read(&first_page(&mapping, 0), &location.to_string())? else {
         return Err(Error::new(
             SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("there is no pool in \"{location}\""),
@@ -840,7 +943,7 @@ fn other_device(shown: &str, device: usize, word: DeviceWord, of: &Superblock, p
             format!("\"{location}\" is not device {device} of the pool"),
         ));
     }
-    Ok(Part { mapping, first: word.first, extents: word.extents })
+    Ok(Part { mapping, base: 0, first: word.first, extents: word.extents })
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use crate::check::usage;
 use crate::liveness::is_lock_held;
 use crate::pool::{HostView, Pool};
-use crate::words::{DeviceState, EventKind, Slot, TermState};
+use crate::slices::DealtPool;
+use crate::words::{DeviceState, EventKind, HoldState, Slot, TermState};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use tidepool_base::{ByteSize, Result};
@@ -65,6 +66,33 @@ fn name_of(view: &HostView) -> &str {
     view.text.as_ref().map_or("?", |text| text.name.as_str())
 }
 
+/// A pool that is dealt out: who has which slice.
+pub fn slices(dealt: &DealtPool) -> Result<String> {
+    let superblock = dealt.superblock();
+    let label = if superblock.label.is_empty() { String::new() } else { format!(" \"{}\"", superblock.label) };
+    let mut text = format!(
+        "Pool{label} in {}, made {} UTC\n  dealt out to {} hosts, which do not see each other's stores; extents of {}\n\nSlices\n",
+        dealt.location(),
+        utc(superblock.made_us),
+        dealt.machines(),
+        ByteSize(superblock.extent_bytes),
+    );
+    let rows: Vec<_> = dealt
+        .slices()?
+        .into_iter()
+        .map(|view| {
+            let (holder, state) = match view.holder {
+                Some((machine, hold)) => (format!("host {}", u32::from(machine.0) + 1), hold.state.text()),
+                None => (String::new(), HoldState::Free.text()),
+            };
+            let size = ByteSize(dealt.slice_bytes()).to_string();
+            vec![(u32::from(view.slice.0) + 1).to_string(), size, state.to_owned(), holder]
+        })
+        .collect();
+    text.push_str(&table(&["#", "size", "state", "by"], &rows));
+    Ok(text)
+}
+
 /// What is in a pool: devices, databases, hosts, extents.
 pub fn list(pool: &Pool) -> Result<String> {
     let superblock = pool.superblock();
@@ -79,6 +107,9 @@ pub fn list(pool: &Pool) -> Result<String> {
         ByteSize(u64::from(superblock.extents_max) * pool.extent_bytes()),
     );
     text.push_str(&line);
+    if let Some(open) = pool.slice() {
+        text.push_str(&format!("  slice {} of {}\n", u32::from(open.slice().0) + 1, superblock.machines));
+    }
     let mut section = |name: &str, table: String| {
         // Writing to text cannot fail.
         let _ = write!(text, "\n{name}\n{table}");
@@ -187,6 +218,7 @@ pub fn events(pool: &Pool, count: usize) -> Result<String> {
                 EventKind::DatabaseMade | EventKind::DatabaseDropped => "database",
                 EventKind::TookOver | EventKind::Sealed => "term",
                 EventKind::DeviceAdded => "device",
+                EventKind::SliceTaken => "machine",
                 EventKind::Created | EventKind::Finalized => "",
             };
             let detail = if about.is_empty() { String::new() } else { format!("{about} {}", event.detail) };

@@ -23,10 +23,14 @@
 //! | 104 | 8 | 1: all hosts see each other's stores |
 //! | 112 | 64 | label, padded with zeroes |
 //! | 176 | 40 | boot id of the machine that made it, padded with zeroes |
-//! | 216 | 1824 | zero |
+//! | 216 | 4 | machines that the pool is dealt out to; 0: it is not |
+//! | 220 | 4 | which slice of it this is the first page of, from 1 on; 0: of the device |
+//! | 224 | 1816 | zero |
 //! | 2040 | 8 | XXH3-64 of bytes 0 to 2039 |
 
+use crate::dealt::MACHINES_MAX;
 use crate::layout::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, PAGE_BYTES};
+use crate::system;
 use crate::words::Extent;
 use tidepool_base::{Error, Result, SqlState};
 use xxhash_rust::xxh3::xxh3_64;
@@ -37,12 +41,15 @@ const COPY_BYTES: usize = 2048;
 const CHECKSUM_OFFSET: usize = COPY_BYTES - 8;
 const LABEL: std::ops::Range<usize> = 112..176;
 const BOOT_ID: std::ops::Range<usize> = 176..216;
-const END: usize = 216;
+const END: usize = 224;
 
 pub const LABEL_BYTES: usize = 64;
 
-/// What this release knows. The first has no features.
-const FEATURES_KNOWN: u64 = 0;
+/// The pool is dealt out to machines that do not see each other's stores.
+pub const DEALT: u64 = 1;
+
+/// What this release knows.
+const FEATURES_KNOWN: u64 = DEALT;
 
 /// What a pool has once it is finalized: features that must be known, that must be known to write, and others.
 pub(crate) const FEATURES_WRITTEN: (u64, u64, u64) = (0, 0, 0);
@@ -62,6 +69,10 @@ pub struct Superblock {
     pub may_ignore: u64,
     pub made_us: u64,
     pub is_coherent: bool,
+    /// Of a pool that is dealt out; otherwise 0.
+    pub machines: u32,
+    /// Whose first page this is, from 1 on. 0: a device's.
+    pub slice: u32,
     pub label: String,
     pub boot_id: String,
 }
@@ -75,6 +86,29 @@ pub enum FirstPage {
 }
 
 impl Superblock {
+    /// Of a pool that is made now. The caller says of which device, and of how much of it.
+    pub(crate) fn new(identity: [u8; 16], extent_bytes: u64, label: &str) -> Superblock {
+        Superblock {
+            identity,
+            epoch: 2,
+            size_bytes: 0,
+            device: 0,
+            first: Extent(0),
+            extents: 0,
+            extents_max: 0,
+            extent_bytes,
+            must_know: 0,
+            must_know_to_write: 0,
+            may_ignore: 0,
+            made_us: system::wall_us(),
+            is_coherent: true,
+            machines: 0,
+            slice: 0,
+            label: label.to_owned(),
+            boot_id: system::boot_id(),
+        }
+    }
+
     /// Reads the first page. `device` names it in errors.
     pub fn read(page: &[u8], device: &str) -> Result<FirstPage> {
         if page.iter().all(|byte| *byte == 0) {
@@ -148,6 +182,8 @@ impl Superblock {
             may_ignore: eight(88),
             made_us: eight(96),
             is_coherent: eight(104) == 1,
+            machines: four(216),
+            slice: four(220),
             label: text(LABEL),
             boot_id: text(BOOT_ID),
         })
@@ -165,7 +201,10 @@ impl Superblock {
             && (EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&self.extent_bytes)
             && self.first.0.checked_add(self.extents).is_some_and(|end| end <= self.extents_max)
             && self.extents_max <= Extent::MAX.0
-            && self.size_bytes == u64::from(self.extents) * self.extent_bytes;
+            && self.size_bytes == u64::from(self.extents) * self.extent_bytes
+            && self.machines <= u32::from(MACHINES_MAX)
+            && self.slice <= self.machines
+            && (self.machines == 0) == (self.must_know & DEALT == 0);
         if is_sound {
             Ok(())
         } else {
@@ -195,6 +234,8 @@ impl Superblock {
         put(88, &self.may_ignore.to_le_bytes());
         put(96, &self.made_us.to_le_bytes());
         put(104, &u64::from(self.is_coherent).to_le_bytes());
+        put(216, &self.machines.to_le_bytes());
+        put(220, &self.slice.to_le_bytes());
         put(LABEL.start, &self.label.as_bytes()[..self.label.len().min(LABEL_BYTES)]);
         put(BOOT_ID.start, &self.boot_id.as_bytes()[..self.boot_id.len().min(BOOT_ID.len())]);
         let checksum = xxh3_64(&copy[..CHECKSUM_OFFSET]);
@@ -244,6 +285,8 @@ mod tests {
             may_ignore: 5,
             made_us: 1_790_000_000_000_000,
             is_coherent: true,
+            machines: 0,
+            slice: 0,
             label: "orders".into(),
             boot_id: "1b4e28ba-2fa1-11d2-883f-0016d3cca427".into(),
         }

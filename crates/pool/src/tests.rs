@@ -50,6 +50,7 @@ impl Place {
             bytes_max: None,
             label: "test".to_owned(),
             populates: false,
+            overcommits: false,
         }
     }
 
@@ -269,6 +270,25 @@ fn a_device_that_is_missing_is_named_where_it_is_needed() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_not_taken() {
+    let place = place();
+    let size = Some(64 * EXTENT_BYTES_MIN);
+    let made = || vec![open_new(&place.location(), size, EXTENT_BYTES_MIN).unwrap()];
+    let made = made();
+    let wanted = made[0].mapping.device().unwrap().memory_to_commit();
+    check_memory(&made, None).unwrap();
+    check_memory(&made, Some(wanted)).unwrap();
+    if wanted > 0 {
+        assert!(wanted > 63 * EXTENT_BYTES_MIN, "but for what was read of it: {wanted}");
+        let error = check_memory(&made, Some(wanted - 1)).unwrap_err();
+        assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+        assert!(error.detail().is_some_and(|detail| detail.contains("takes all of it when it is made")), "{error:?}");
+        reserve(&made[0], 64, EXTENT_BYTES_MIN, false).unwrap();
+        assert_eq!(made[0].mapping.device().unwrap().memory_to_commit(), 0, "what is there is not wanted again");
+    }
+}
+
+#[test]
 fn a_slot_is_free_again_and_its_next_life_is_another() {
     let place = place();
     let pool = place.pool(4);
@@ -469,7 +489,7 @@ fn features_are_written_when_they_are_asked_for() {
     assert_eq!((again.superblock().may_ignore, again.superblock().epoch), (6, 3));
     assert!(check(&again, false).unwrap().is_clean());
     // A later release's, which this one must not touch.
-    assert!(pool.raise_features(1, 0, 0).unwrap());
+    assert!(pool.raise_features(1 << 20, 0, 0).unwrap());
     assert_eq!(Pool::open(&place.location()).unwrap_err().code(), SqlState::FEATURE_NOT_SUPPORTED);
 }
 

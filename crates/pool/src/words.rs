@@ -17,6 +17,7 @@
 //! | `SEAL` of a term | low bits of the segment's number 20, offset in units of 64 bytes 24, low bits of the term 12, CRC-8 |
 //! | `SEGMENT` of the log | term 32, extent 24, CRC-8 |
 //! | `DEVICE` | first extent 24, extents 24, state 8, CRC-8 |
+//! | `HOLD` of a slice | count of a machine's tenures of it 28, which start of the machine 20, state 8, CRC-8 |
 //! | numbers | value 60, CRC-4 |
 //!
 //! Each CRC finds every single bit that is wrong, itself included.
@@ -780,6 +781,50 @@ impl Word for DeviceWord {
     }
 }
 
+codes! {
+    /// What a machine has of a slice of a pool that is dealt out.
+    HoldState {
+        Free = 1 "free",
+        /// It looks whether another machine has it, and has not read anything of it yet.
+        Taking = 2 "being taken",
+        Held = 3 "held",
+    }
+}
+
+/// What a machine says of a slice, in a line that it alone writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
+    /// Grows by one each time that the machine takes the slice.
+    pub tenure: u32,
+    /// Some bits that tell the machine's starts apart.
+    pub start: u32,
+    pub state: HoldState,
+}
+
+impl Hold {
+    pub const NEW: Hold = Hold { tenure: 0, start: 0, state: HoldState::Free };
+
+    pub const TENURE_MAX: u32 = (1 << 28) - 1;
+
+    pub const START_MASK: u32 = (1 << 20) - 1;
+}
+
+impl Word for Hold {
+    fn bits(self) -> u64 {
+        let start = u64::from(self.start & Hold::START_MASK);
+        checked8(u64::from(self.tenure & Hold::TENURE_MAX) << 36 | start << 16 | (self.state as u64) << 8)
+    }
+
+    fn read(bits: u64) -> Result<Hold, Fault> {
+        valid8(bits)?;
+        Ok(Hold {
+            tenure: (bits >> 36) as u32,
+            start: (bits >> 16) as u32 & Hold::START_MASK,
+            state: HoldState::of(bits >> 8 & 0xff).ok_or(Fault { bits })?,
+        })
+    }
+}
+
 /// A number that its owner stores: of 60 bits, which nanoseconds fill in 36 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u64);
@@ -817,6 +862,7 @@ codes! {
         Sealed = 12 "term sealed",
         DeviceAdded = 13 "device added",
         Finalized = 14 "format finalized",
+        SliceTaken = 15 "slice taken",
     }
 }
 
@@ -933,6 +979,8 @@ mod tests {
         hold(ends.map(|end| Seal::new(Term(4097), end)));
         hold([Segment::NONE, Segment { term: Term(u32::MAX), extent: Extent::MAX }]);
         hold([DeviceWord::NONE, DeviceWord { first: Extent(9), extents: 1 << 23, state: DeviceState::Present }]);
+        hold(HoldState::ALL.iter().map(|state| Hold { tenure: Hold::TENURE_MAX, start: 0xf_edcb, state: *state }));
+        hold([Hold::NEW]);
         hold([0, 1, 2, 1 << 59, Number::MAX.0, 0x0123_4567_89ab_cdef].map(Number));
         hold([EventHead::NONE, EventHead { sequence: 7, kind: Some(EventKind::TookOver), slot: Slot(1) }]);
         hold([EventPart::NONE, EventPart { value: (1 << 48) - 1, sequence_low: 255 }]);

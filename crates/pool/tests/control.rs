@@ -32,6 +32,7 @@ fn create(path: &Path) {
         bytes_max: None,
         label: String::new(),
         populates: false,
+        overcommits: false,
     };
     drop(Pool::create(&options).unwrap());
 }

@@ -68,6 +68,7 @@ fn place() -> Option<Place> {
         bytes_max: None,
         label: String::new(),
         populates: false,
+        overcommits: false,
     });
     let tool = Member::join(Arc::new(pool.unwrap()), &JoinOptions::tool("test")).unwrap();
     tool.create_database("a", 0).unwrap();

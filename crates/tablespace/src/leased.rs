@@ -509,6 +509,9 @@ impl Tablespace {
             let is_known = leased.growth.lock().is_ok_and(|growth| growth.devices[number].is_some());
             let Some(location) = pool.device_location(number).filter(|_| !is_known) else { continue };
             let device = Device::open_shared(&location, Protection::ReadWrite)?;
+            if pool.is_dealt() {
+                device.write_back()?;
+            }
             if pool.device_identity(number) != Some(device.kernel_identity()?) {
                 return Err(Error::new(
                     SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,

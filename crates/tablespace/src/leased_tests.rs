@@ -252,6 +252,7 @@ mod over_files {
             bytes_max: None,
             label: String::new(),
             populates: false,
+            overcommits: false,
         };
         let pool = Arc::new(Pool::create(&options).unwrap());
         let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("test")).unwrap();

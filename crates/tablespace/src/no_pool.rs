@@ -63,6 +63,10 @@ impl Pool {
         match *self {}
     }
 
+    pub fn is_dealt(&self) -> bool {
+        match *self {}
+    }
+
     pub fn extent_bytes(&self) -> u64 {
         match *self {}
     }

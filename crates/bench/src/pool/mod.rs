@@ -97,6 +97,7 @@ impl Place {
             bytes_max,
             label: "bench".to_owned(),
             populates,
+            overcommits: false,
         };
         let pool = Arc::new(Pool::create(&options)?);
         let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("bench"))?;

@@ -190,6 +190,7 @@ fn pool_of_tests() -> &'static Path {
             bytes_max: None,
             label: "slt".to_owned(),
             populates: false,
+            overcommits: false,
         };
         Pool::create(&options).unwrap();
         folder

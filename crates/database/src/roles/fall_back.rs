@@ -35,12 +35,14 @@ use crate::pool_host::PoolHost;
 use crate::{Config, Database, Sequence};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState};
 use tidepool_device::Location;
 use tidepool_log::files::SystemFiles;
 use tidepool_log::{DatabaseIdentity, FileSource, Next, PoolSource, PoolTail, Tail};
+use tidepool_pool::control::living_beside;
 use tidepool_pool::liveness::Watcher;
 use tidepool_pool::member::{JoinOptions, Member};
 use tidepool_pool::pool::{CreateOptions, Pool};
@@ -118,6 +120,8 @@ impl Database {
     /// Opens a database that lives in a pool, as primary or standby. 55006 where it is to be primary and another host is.
     pub(crate) fn open_in_pool(config: Config, begins_as: PoolRole) -> Result<Arc<Database>> {
         let Some(settings) = config.pool.clone() else { return Err(Error::internal("a role without a pool")) };
+        // No host can follow another's log in a slice that is one machine's alone.
+        let begins_as = if settings.machine.is_some() { PoolRole::Primary } else { begins_as };
         let mut given_up = false;
         loop {
             let folder = Folder::open(&config)?;
@@ -140,7 +144,10 @@ impl Database {
             let is_same = folder.is_of(&host)?;
             if fills && !reigns && !is_same {
                 match logged(&host)? {
-                    InLog::Nothing => return Database::open_from_folder(config, begins_as, &host, folder),
+                    InLog::Nothing => {
+                        check_no_stranger(&settings.location, Some(host.pool()))?;
+                        return Database::open_from_folder(config, begins_as, &host, folder);
+                    }
                     // Another start was filling it, and did not come to its end.
                     InLog::Marks => {
                         drop((host, folder));
@@ -407,6 +414,26 @@ fn logged(host: &PoolHost) -> Result<InLog> {
     Ok(InLog::Marks)
 }
 
+/// 55006 where a server is alive that has another pool mapped than there is at its place: the file was removed or another one took
+/// its place, and the memory is there as long as it is mapped. That server may be the database's primary.
+fn check_no_stranger(location: &Location, pool: Option<&Pool>) -> Result<()> {
+    let Location::File(path) = location else { return Ok(()) };
+    let hosts = pool.map_or_else(|| Ok(Vec::new()), Pool::hosts)?;
+    let is_known = |socket: &Path| {
+        hosts.iter().any(|view| view.text.as_ref().is_some_and(|text| socket == Path::new(&text.control_socket)))
+    };
+    let Some(stranger) = living_beside(path).into_iter().find(|socket| !is_known(socket)) else { return Ok(()) };
+    Err(Error::new(
+        SqlState::OBJECT_IN_USE,
+        format!("a server has another pool than there is at \"{location}\", and is alive"),
+    )
+    .with_detail(format!(
+        "It listens at \"{}\", and has the pool mapped whose file was here before.",
+        stranger.display()
+    ))
+    .with_hint("Save what it has, and stop it. Then start this server again: it fills the pool from the data folder."))
+}
+
 /// There is no pool at its place, or it is damaged.
 fn is_lost(error: &Error, location: &Location) -> bool {
     let is_gone = matches!(location, Location::File(path) if !path.exists());
@@ -416,11 +443,14 @@ fn is_lost(error: &Error, location: &Location) -> bool {
 /// Makes a pool in place of one that was lost.
 fn make_anew(settings: &PoolSettings, saved: Option<&SavedPool>, cause: &Error) -> Result<()> {
     let location = &settings.location;
-    let Some(saved) = saved.filter(|saved| saved.location == location.to_string() && saved.devices == 1) else {
+    let is_same = |saved: &&SavedPool| saved.location == location.to_string() && saved.devices == 1;
+    // Other slices of a pool that is dealt out are other machines'.
+    let Some(saved) = saved.filter(|saved| is_same(saved) && settings.machine.is_none()) else {
         return Err(cause.clone().with_hint(
             "Make a pool there: tidepool pool create. Then start the server again: it fills the pool from the data folder.",
         ));
     };
+    check_no_stranger(location, None)?;
     let is_gone = matches!(location, Location::File(path) if !path.exists());
     if !is_gone {
         Pool::give_up_damaged(location)?;
@@ -432,6 +462,7 @@ fn make_anew(settings: &PoolSettings, saved: Option<&SavedPool>, cause: &Error) 
         bytes_max: Some(saved.bytes_max),
         label: saved.label.clone(),
         populates: false,
+        overcommits: false,
     };
     Pool::create(&options).map(drop)
 }
@@ -441,7 +472,7 @@ fn give_up(settings: &PoolSettings, saved: Option<&SavedPool>) -> Result<()> {
     let dropped = drop_database(settings);
     match dropped {
         Err(error) if error.code() == SqlState::DATA_CORRUPTED => {
-            let pool = Pool::open(&settings.location)?;
+            let pool = settings.open()?;
             if pool.databases().is_ok_and(|all| all.iter().any(|view| view.name != settings.database)) {
                 return Err(error);
             }
@@ -453,7 +484,7 @@ fn give_up(settings: &PoolSettings, saved: Option<&SavedPool>) -> Result<()> {
 }
 
 fn drop_database(settings: &PoolSettings) -> Result<()> {
-    let pool = Arc::new(Pool::open(&settings.location)?);
+    let pool = Arc::new(settings.open()?);
     Watcher::new(Arc::clone(&pool)).bury_the_dead()?;
     let tool = Member::join(pool, &JoinOptions::tool("tidepool serve"))?;
     tool.drop_database(&settings.database).map(drop)

@@ -13,6 +13,8 @@
 //! Lock order: none of what is locked here is held while something else is locked.
 
 mod attach;
+#[cfg(test)]
+mod dealt_tests;
 mod fall_back;
 mod following;
 #[cfg(test)]

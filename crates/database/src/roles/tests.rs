@@ -48,6 +48,7 @@ impl Place {
             bytes_max: None,
             label: String::new(),
             populates: false,
+            overcommits: false,
         };
         Pool::create(&options).unwrap();
         place
@@ -488,4 +489,65 @@ fn what_a_statement_shows_is_durable() {
     }
     assert_eq!(primary.log_position(), position);
     primary.close().unwrap();
+}
+
+/// A primary that beats no more and cannot be ended from here, as if it were on another machine.
+#[test]
+fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
+    use tidepool_pool::member::{JoinOptions, Member};
+    use tidepool_pool::words::{Kind, Role};
+    let place = Place::new();
+    // It made the database, and had rows there.
+    let database = place.open("before", PoolRole::Primary);
+    create(&database, "t");
+    insert_and_commit(&database, "t", 0..10);
+    database.close().unwrap();
+    drop(database);
+    let pool = Arc::new(Pool::open(&place.location()).unwrap());
+    let options = JoinOptions {
+        role: Role::Primary,
+        database: Some(crate::config::POOL_DATABASE_DEFAULT.to_owned()),
+        beat: Duration::from_secs(3600),
+        ..JoinOptions::tool("far away")
+    };
+    let silent = Member::join(Arc::clone(&pool), &options).unwrap();
+    let taken = silent.take_over(silent.reign().unwrap()).unwrap().unwrap();
+    let reign = silent.run(taken).unwrap().unwrap();
+    let leased = silent.lease(Kind::Heap, 3).unwrap();
+    let (log, dead) = (place.folder("fenced"), place.folder("is-dead"));
+    let mut config = config_at(place.location(), "next", PoolRole::Auto, Duration::from_millis(100));
+    config.pool.as_mut().unwrap().fence_command = Some(format!(
+        "echo \"$TIDEPOOL_HOST_NAME $TIDEPOOL_HOST_SLOT $TIDEPOOL_HOST_INCARNATION\" >> '{}'; test -e '{}'",
+        log.display(),
+        dead.display()
+    ));
+    let next = Database::open(config).unwrap();
+    while next.role() != HostRole::Primary {
+        next.wait_role(next.role(), WAIT);
+    }
+    assert_eq!(rows(&next, "t").len(), 10);
+    let runs = || std::fs::read_to_string(&log).unwrap_or_default();
+    let wait_for = |what: &dyn Fn() -> bool| {
+        let end = Instant::now() + WAIT;
+        while !what() {
+            assert!(Instant::now() < end, "{}", runs());
+            std::thread::yield_now();
+        }
+    };
+    // It fails: what the other owns stays its own.
+    wait_for(&|| !runs().is_empty());
+    let host = silent.host();
+    assert_eq!(runs().lines().next(), Some(&*format!("far away {} {}", host.slot.0, host.incarnation.0)));
+    assert_eq!(next.living_predecessor(), Some(host));
+    let owner = |extent| pool.told(pool.books().load(pool.layout().owner(extent))).unwrap();
+    assert!(leased.iter().all(|extent| owner(*extent).writer() == Some(host)));
+    // It is run again, and succeeds: that is free.
+    std::fs::write(&dead, "").unwrap();
+    wait_for(&|| next.living_predecessor().is_none());
+    assert!(leased.iter().all(|extent| owner(*extent).writer() != Some(host)));
+    assert!(runs().lines().count() >= 2, "{}", runs());
+    assert!(!silent.is_current().unwrap() && pool.told(pool.books().reign(silent.database())).unwrap() != reign);
+    next.close().unwrap();
+    drop((next, silent, pool));
+    place.checked();
 }

@@ -135,6 +135,44 @@ fn a_pool_that_is_lost_is_made_anew_with_all_that_was_committed() {
     place.checked();
 }
 
+/// The file of a pool is removed while its primary lives: what it has is not made anew beside it.
+#[test]
+fn a_pool_is_not_made_anew_beside_a_server_that_has_the_one_before() {
+    use tidepool_pool::control::ControlListener;
+    let place = Place::new();
+    let database = open(&place, "one", PoolRole::Primary, "data");
+    create(&database, "t");
+    insert_and_commit(&database, "t", 0..10);
+    database.checkpoint().unwrap();
+    copied(&database);
+    // As the server does.
+    let pool = tidepool_pool::pool::Pool::open(&place.location()).unwrap();
+    let view = pool.hosts().unwrap().remove(0);
+    let socket = PathBuf::from(view.text.unwrap().control_socket);
+    let listener = ControlListener::bind(&socket, &pool, view.host).unwrap();
+    assert!(database.pool().unwrap().pool().displaced().is_empty());
+    lose(&place);
+    assert_eq!(database.pool().unwrap().pool().displaced(), [0]);
+    // A copy of its folder, elsewhere.
+    let copy = std::process::Command::new("cp").arg("-r").args([place.folder("data"), place.folder("copy")]).status();
+    assert!(copy.unwrap().success());
+    let refused = try_open(&place, "two", PoolRole::Auto, "copy").unwrap_err();
+    assert_eq!(refused.code(), SqlState::OBJECT_IN_USE);
+    assert!(refused.message().contains("has another pool than there is"), "{refused:?}");
+    assert!(!pool_file(&place).exists());
+    // It goes on as it did.
+    insert_and_commit(&database, "t", 10..20);
+    copied(&database);
+    let expected = content(&database.version());
+    drop((listener, pool));
+    end(database);
+    let database = open(&place, "two", PoolRole::Auto, "data");
+    assert_same(&content(&database.version()), &expected, "of the folder");
+    database.close().unwrap();
+    drop(database);
+    place.checked();
+}
+
 /// What is damaged where, and the start that finds it.
 #[test]
 fn a_pool_that_is_damaged_is_filled_from_the_folder() {

@@ -79,6 +79,7 @@ impl Device {
             zeroed: AtomicBool::new(false),
             protection,
             is_shared: true,
+            is_written_back: AtomicBool::new(false),
         })
     }
 
@@ -112,10 +113,7 @@ impl Device {
             Source::Dax { device, .. } => device.metadata(),
         };
         let metadata = metadata.map_err(|error| Error::io(format_args!("inspect \"{}\"", self.location), &error))?;
-        match &self.source {
-            Source::Dax { .. } => Ok((0, metadata.rdev())),
-            _ => Ok((metadata.dev(), metadata.ino())),
-        }
+        Ok(identity_of(&self.location, &metadata))
     }
 
     fn byte_lock(&self, command: libc::c_int, kind: libc::c_int, offset: u64) -> io::Result<libc::flock> {
@@ -152,6 +150,14 @@ impl Device {
     pub fn is_byte_locked(&self, offset: u64) -> io::Result<bool> {
         let lock = self.byte_lock(libc::F_OFD_GETLK, libc::F_WRLCK, offset)?;
         Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    }
+}
+
+/// What tells what is at a location from others of this kernel: of a DAX device its number, whatever node it has.
+pub fn identity_of(location: &Location, metadata: &std::fs::Metadata) -> (u64, u64) {
+    match location {
+        Location::Dax(_) => (0, metadata.rdev()),
+        _ => (metadata.dev(), metadata.ino()),
     }
 }
 

@@ -72,6 +72,7 @@ fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
 fn devices(host: &PoolHost, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
     let pool = host.pool();
     let (missing, generation) = (pool.missing(), host.member().root()?.generation);
+    let displaced = pool.displaced();
     let limbo = facts.planner.database().pool_limbo()?;
     for device in 0..tidepool_pool::layout::DEVICES {
         let word = pool.told(pool.books().load(pool.layout().device(device)))?;
@@ -87,11 +88,15 @@ fn devices(host: &PoolHost, facts: &SessionFacts, rows: &mut Rows) -> Result<()>
             let owner = pool.told(pool.books().load(pool.layout().owner(Extent(extent))))?;
             free += u64::from(matches!(owner, Owner::Free { .. }));
         }
-        let is_missing = missing.iter().any(|missing| missing.device == device);
+        let state = match missing.iter().any(|missing| missing.device == device) {
+            true => "missing",
+            false if displaced.contains(&device) => "removed",
+            false => "open",
+        };
         rows.push([
             ("device", (device as i64).into()),
             ("location", String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned().into()),
-            ("state", if is_missing { "missing" } else { "open" }.into()),
+            ("state", state.into()),
             ("bytes_size", (u64::from(word.extents) * pool.extent_bytes()).into()),
             ("bytes_free", (free * pool.extent_bytes()).into()),
             ("extents", u64::from(word.extents).into()),
