@@ -223,6 +223,7 @@ impl Arena {
             // One may only have been looked after a moment ago.
             return find(true).ok_or_else(|| too_many(format!("There can be {ARENAS_MAX}.")));
         }
+        crate::process::keep_growth_apart();
         let arena = Arena::make(*made)?;
         // Nobody knows of it yet, so it can be leased.
         begin(arena, Life::Idle, true);

@@ -86,12 +86,7 @@ pub fn place_process_memory(space: &Arc<Tablespace>) -> Result<()> {
         unsafe { space.free_tagged(reserve.address, RESERVE_BYTES, RESERVE_TAG) };
         return Ok(());
     }
-    around_growth(
-        || set_route(Route::HOOK).bits(),
-        |before| {
-            set_route(Route::of_bits(before));
-        },
-    );
+    keep_growth_apart();
     let others: Vec<u32> = crate::arena::numbers().chain(crate::spill::number()).collect();
     let for_large = jemalloc::automatic_arenas();
     for number in (0..=for_large).filter(|number| !others.contains(number)) {
@@ -106,6 +101,18 @@ pub fn place_process_memory(space: &Arc<Tablespace>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Sees to it that a thread with a tablespace's lock of growth takes nothing from a statement's arena, in whose hooks others
+/// wait for that lock: the text of an error or of a log's line, in the middle of a statement. It takes such from the process's own
+/// arenas, or from the reserve where these have hooks, too. Before any arena has hooks.
+pub fn keep_growth_apart() {
+    around_growth(
+        || set_route(if TAKEN.get().is_some() { Route::HOOK } else { Route::PROCESS }).bits(),
+        |before| {
+            set_route(Route::of_bits(before));
+        },
+    );
 }
 
 /// Bytes of the process's own memory that a tablespace holds.

@@ -18,14 +18,17 @@
 //! for what to say of an error. A thread that comes by here again for that is refused.
 
 mod attached;
+mod bounds;
+mod siblings;
 
 pub use attached::PoolPlace;
+pub(crate) use bounds::Leasing;
 
 use crate::extents::Extents;
 use crate::leased::attached::Attached;
 #[cfg(loom)]
 use crate::no_pool::{Member, Refusal};
-use crate::shape::{Kind as ShapeKind, Reshape, Shape, Step};
+use crate::shape::{Kind as ShapeKind, Shape};
 use crate::storage::SystemArray;
 use crate::{Purpose, Tablespace, TablespaceConfig};
 use std::cell::Cell;
@@ -40,6 +43,9 @@ use tidepool_pool::words::{Extent, Kind};
 
 /// Addresses for so many times the extents that a pool can have: runs of several extents find room between others.
 const ADDRESSES_FACTOR: u64 = 2;
+
+/// Extents whose return failed that are remembered, to be returned again. More stay the host's until it ends.
+const FAILED_MAX: usize = 64;
 
 /// Extents of main that are being filled at a time. What they have room for is the most that is lost to having several.
 const FILLING_MAX: usize = 8;
@@ -168,6 +174,10 @@ struct Growth {
     filling_count: usize,
     /// The window's number for each of the pool's devices.
     devices: [Option<u16>; DEVICES_MAX],
+    /// Extents that are mapped no more and could not be given back, and whether they were shared: another host may still read
+    /// such a one.
+    failed: [(Extent, bool); FAILED_MAX],
+    failed_count: usize,
 }
 
 thread_local! {
@@ -218,17 +228,21 @@ impl Lessor {
     }
 
     /// Gives an extent back that this host owns, or has published. Nothing of this process uses it any more.
-    fn give_back(&self, extent: Extent, is_shared: bool) {
+    fn give_back(&self, extent: Extent, is_shared: bool) -> Result<()> {
         match self {
-            Lessor::Member(member) => {
-                let given = if is_shared { reclaim(member, extent) } else { member.give_back(extent) };
-                if let Err(error) = given {
-                    // It stays this host's until its death is confirmed, or the database's until it is dropped.
-                    tracing::warn!(extent = extent.0, %error, "an extent was not given back to the pool");
-                }
-            }
+            Lessor::Member(member) if is_shared => reclaim(member, extent),
+            Lessor::Member(member) => member.give_back(extent),
             #[cfg(test)]
             Lessor::Counted(counted) => counted.give_back(extent, is_shared),
+        }
+    }
+
+    /// Of one host of one pool.
+    fn is_same(&self, other: &Lessor) -> bool {
+        match (self, other) {
+            (Lessor::Member(one), Lessor::Member(two)) => Arc::ptr_eq(one, two),
+            #[cfg(test)]
+            _ => false,
         }
     }
 
@@ -333,6 +347,8 @@ impl Leased {
                 filling: [0; FILLING_MAX],
                 filling_count: 0,
                 devices: [None; DEVICES_MAX],
+                failed: [(Extent(0), false); FAILED_MAX],
+                failed_count: 0,
             }),
         })
     }
@@ -422,14 +438,6 @@ fn lock(book: &Mutex<Extents>) -> MutexGuard<'_, Extents> {
     book.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A change of a leased tablespace: of the extents that it may have.
-#[derive(Debug)]
-pub(crate) struct Leasing {
-    pub to: usize,
-    /// The bound before, and whether that was the pool's.
-    before: (usize, bool),
-}
-
 impl Tablespace {
     /// A tablespace over the pool that `member` is a host of. `config` has no size, or a bound.
     pub fn open_leased(
@@ -465,6 +473,7 @@ impl Tablespace {
         let space = Tablespace::new_leased(id, config, window, leased)?;
         space.set_bound(size)?;
         space.look_at_pool()?;
+        space.list_as_sibling();
         Ok(space)
     }
 
@@ -606,7 +615,7 @@ impl Tablespace {
             staying.saturating_add(stripes) <= leased.limit.load(Ordering::Relaxed)
         };
         if !is_within(leased) {
-            self.give_idle_back(leased, growth, 0, 0..0);
+            self.give_idle_back(leased, growth, 0, stripes, 0..0);
             if !is_within(leased) {
                 return None;
             }
@@ -671,13 +680,13 @@ impl Tablespace {
     fn lease_at(&self, leased: &Leased, growth: &mut Growth, stripe: usize, class: Class, fresh: Range<usize>) -> bool {
         let kind = leased.kind(class);
         let mut extent = leased.lessor.lease(growth, kind);
-        if extent == Err(Refusal::Full) && self.give_idle_back(leased, growth, 0, fresh) > 0 {
+        if extent == Err(Refusal::Full) && self.give_idle_back(leased, growth, 0, 1, fresh) > 0 {
             extent = leased.lessor.lease(growth, kind);
         }
         let Ok(extent) = extent else { return false };
         // SAFETY: nothing is at the stripe, and the extent was just leased.
         if !unsafe { leased.lessor.map(&self.window, growth, stripe, extent) } {
-            leased.lessor.give_back(extent, false);
+            growth.give_back(&leased.lessor, extent, false);
             return false;
         }
         growth.leases[stripe] = Lease { extent, class, is_closing: false, is_others: false }.bits();
@@ -711,7 +720,7 @@ impl Tablespace {
             leased.leave(lease.extent, is_shared);
             return;
         }
-        leased.lessor.give_back(lease.extent, is_shared);
+        growth.give_back(&leased.lessor, lease.extent, is_shared);
         leased.pool_free.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -731,13 +740,20 @@ impl Tablespace {
         true
     }
 
-    /// Gives idle extents back, from the top down, until so many bytes of pages that nobody owns are left, but for some
-    /// stripes. How many went.
-    fn give_idle_back(&self, leased: &Leased, growth: &mut Growth, keep_bytes: u64, but: Range<usize>) -> usize {
-        let mut given = 0;
+    /// Gives idle extents back, at most so many, from the top down, until so many bytes of pages that nobody owns are left, but
+    /// for some stripes. How many went.
+    fn give_idle_back(
+        &self,
+        leased: &Leased,
+        growth: &mut Growth,
+        keep_bytes: u64,
+        at_most: usize,
+        but: Range<usize>,
+    ) -> usize {
+        let mut given = growth.give_failed_back(&leased.lessor);
         for stripe in (0..growth.end).rev().filter(|stripe| !but.contains(stripe)) {
             let free = leased.held_bytes().saturating_sub(self.used_bytes());
-            if free.saturating_sub(keep_bytes) == 0 {
+            if given >= at_most || free.saturating_sub(keep_bytes) == 0 {
                 break;
             }
             given += usize::from(self.let_go_if_idle(leased, growth, stripe));
@@ -871,7 +887,7 @@ impl Tablespace {
     /// As [`Tablespace::trim`].
     pub(crate) fn trim_leased(&self, leased: &Leased, keep_bytes: u64) -> u64 {
         let Some(mut growing) = leased.grow() else { return 0 };
-        (self.give_idle_back(leased, &mut growing.growth, keep_bytes, 0..0) * leased.stripe_bytes) as u64
+        (self.give_idle_back(leased, &mut growing.growth, keep_bytes, usize::MAX, 0..0) * leased.stripe_bytes) as u64
     }
 
     pub(crate) fn note_leases(&self, leased: &Leased) {
@@ -905,160 +921,6 @@ impl Tablespace {
         }
     }
 
-    /// As [`Tablespace::resize`]: changes the bound. Where less than it has is to be left, the extents in which least is are
-    /// emptied.
-    pub(crate) fn resize_leased<'a>(&'a self, shape: MutexGuard<'a, Shape>, size_bytes: u64) -> Result<Reshape<'a>> {
-        let Some(leased) = self.leased.as_deref() else { return Err(Error::internal("a tablespace has no leases")) };
-        let to = usize::try_from(size_bytes.div_ceil(leased.stripe_bytes as u64)).unwrap_or(usize::MAX);
-        let bytes = (to as u64).saturating_mul(leased.stripe_bytes as u64);
-        let config = TablespaceConfig { size_bytes: Some(bytes), ..(*self.config()).clone() };
-        if to < leased.held.load(Ordering::Relaxed) {
-            self.trim_leased(leased, 0);
-        }
-        let mut by_use = Vec::new();
-        if to < leased.held.load(Ordering::Relaxed) {
-            self.check_fits(bytes, 0)?;
-            by_use.reserve_exact(leased.stripes.min(1 << 20));
-        }
-        // From here on nothing is leased beyond the new bound, but for what is to go.
-        let mut growing = leased.grow().ok_or_else(|| self.holds_more_than(bytes))?;
-        let before = (leased.limit.load(Ordering::Relaxed), leased.is_bounded_by_pool.load(Ordering::Relaxed));
-        if to < leased.held.load(Ordering::Relaxed) {
-            let closing = self.to_be_closed(leased, &growing.growth, to, &mut by_use);
-            let closing = closing.ok_or_else(|| self.holds_more_than(bytes))?;
-            self.set_shrinking(true);
-            for stripe in &by_use[..closing] {
-                self.close_stripe(leased, &mut growing.growth, stripe.1);
-            }
-        }
-        if to < before.0 {
-            leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
-            leased.limit.store(to, Ordering::Relaxed);
-        }
-        drop(growing);
-        Ok(Reshape { space: self, shape, config, step: Step::Lease(Leasing { to, before }) })
-    }
-
-    fn holds_more_than(&self, bytes: u64) -> Error {
-        Error::new(
-            SqlState::OUT_OF_MEMORY,
-            format!("tablespace \"{}\" holds more than {}", self.name(), ByteSize(bytes)),
-        )
-        .with_detail("What it holds, in whole extents of the pool, does not fit there.")
-        .with_hint("Move tables elsewhere with ALTER TABLE … SET TABLESPACE first.")
-    }
-
-    /// How many of the stripes in which least is, listed first in `by_use`, are to be emptied so that `to` are left with
-    /// what was in them. `None`: there is no such number. `by_use` has room for all stripes.
-    fn to_be_closed(
-        &self,
-        leased: &Leased,
-        growth: &Growth,
-        to: usize,
-        by_use: &mut Vec<(usize, usize, usize)>,
-    ) -> Option<usize> {
-        let mut free_by_class = [0; Class::ALL.len()];
-        for stripe in 0..growth.end {
-            // What is others' cannot be moved, and takes no room of the pool.
-            let Some(lease) = Lease::of(growth.leases[stripe]).filter(|lease| !lease.is_others) else { continue };
-            let book = lock(leased.book(lease.class).unwrap_or(self.heap_book()));
-            free_by_class[lease.class as usize] += book.free_in(leased.pages_of(stripe));
-            if by_use.len() < by_use.capacity() {
-                by_use.push((book.used_in(leased.pages_of(stripe)), stripe, lease.class as usize));
-            }
-        }
-        by_use.sort_unstable();
-        let held = by_use.len();
-        let mut moved_by_class = [0; Class::ALL.len()];
-        let mut closed = 0;
-        loop {
-            let fresh: usize = moved_by_class
-                .iter()
-                .zip(&free_by_class)
-                .map(|(moved, free): (&usize, &usize)| moved.saturating_sub(*free).div_ceil(leased.stripe_pages()))
-                .sum();
-            if held - closed + fresh <= to {
-                return Some(closed);
-            }
-            let (used, stripe, class) = *by_use.get(closed)?;
-            let book = lock(leased.book(Class::ALL[class]).unwrap_or(self.heap_book()));
-            free_by_class[class] -= book.free_in(leased.pages_of(stripe));
-            moved_by_class[class] += used;
-            closed += 1;
-        }
-    }
-
-    fn close_stripe(&self, leased: &Leased, growth: &mut Growth, stripe: usize) {
-        let Some(lease) = Lease::of(growth.leases[stripe]) else { return };
-        lock(leased.book(lease.class).unwrap_or(self.heap_book())).close_open(leased.pages_of(stripe));
-        if leased.is_written_once(lease.class) {
-            leased.main[stripe].fetch_or(FULL, Ordering::Relaxed);
-            growth.end_filling(stripe);
-        }
-        growth.leases[stripe] = Lease { is_closing: true, ..lease }.bits();
-        leased.closing.fetch_add(1, Ordering::Relaxed);
-        self.let_go_if_idle(leased, growth, stripe);
-    }
-
-    /// Bytes that somebody owns in stripes that are to go.
-    pub(crate) fn left_in_leases(&self) -> u64 {
-        let Some(leased) = self.leased.as_deref() else { return 0 };
-        let Some(growing) = leased.grow() else { return 0 };
-        let left = |stripe: usize| {
-            let lease = Lease::of(growing.growth.leases[stripe]).filter(|lease| lease.is_closing)?;
-            Some(lock(leased.book(lease.class).unwrap_or(self.heap_book())).used_in(leased.pages_of(stripe)))
-        };
-        ((0..growing.growth.end).filter_map(left).sum::<usize>() * PAGE_BYTES) as u64
-    }
-
-    pub(crate) fn finish_leasing(&self, leasing: &Leasing) {
-        let Some(leased) = self.leased.as_deref() else { return };
-        if let Some(mut growing) = leased.grow() {
-            for stripe in 0..growing.growth.end {
-                if Lease::of(growing.growth.leases[stripe]).is_some_and(|lease| lease.is_closing) {
-                    self.let_go_if_idle(leased, &mut growing.growth, stripe);
-                }
-            }
-        }
-        self.set_shrinking(false);
-        {
-            // As `look_at_pool` does.
-            let _growing = leased.grow();
-            leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
-            leased.limit.store(leasing.to, Ordering::Relaxed);
-        }
-        self.note_bound(leased);
-        self.note_leases(leased);
-    }
-
-    pub(crate) fn undo_leasing(&self, leasing: &Leasing) {
-        let Some(leased) = self.leased.as_deref() else { return };
-        self.set_shrinking(false);
-        let Some(mut growing) = leased.grow() else { return };
-        leased.limit.store(leasing.before.0, Ordering::Relaxed);
-        leased.is_bounded_by_pool.store(leasing.before.1, Ordering::Relaxed);
-        for stripe in 0..growing.growth.end {
-            let Some(lease) = Lease::of(growing.growth.leases[stripe]).filter(|lease| lease.is_closing) else {
-                continue;
-            };
-            growing.growth.leases[stripe] = Lease { is_closing: false, ..lease }.bits();
-            leased.closing.fetch_sub(1, Ordering::Relaxed);
-            if leased.is_written_once(lease.class) {
-                // What is left of it is not taken any more, as if it were full.
-                self.publish_filled(leased, &mut growing.growth, stripe);
-            } else {
-                lock(leased.book(lease.class).unwrap_or(self.heap_book())).open(leased.pages_of(stripe));
-            }
-        }
-    }
-
-    /// Whether some of these pages are to be moved, so that the tablespace can shrink.
-    pub(crate) fn is_lease_closing(&self, leased: &Leased, run: &Range<usize>) -> bool {
-        let Some(growing) = leased.grow() else { return false };
-        let closing = |stripe: usize| Lease::of(growing.growth.leases[stripe]).is_some_and(|lease| lease.is_closing);
-        leased.stripes_of(run).any(closing)
-    }
-
     /// When it is closed: all that it has goes back to the pool. Nobody owns a page any more.
     pub(crate) fn leave_pool(&self, leased: &Leased) {
         let Some(mut growing) = leased.grow() else { return };
@@ -1069,6 +931,31 @@ impl Tablespace {
 }
 
 impl Growth {
+    /// Gives an extent back, now or when that is tried again.
+    fn give_back(&mut self, lessor: &Lessor, extent: Extent, is_shared: bool) {
+        let Err(error) = lessor.give_back(extent, is_shared) else { return };
+        if self.failed_count < FAILED_MAX {
+            self.failed[self.failed_count] = (extent, is_shared);
+            self.failed_count += 1;
+            return;
+        }
+        // It stays this host's until its death is confirmed, or the database's until it is dropped.
+        tracing::warn!(extent = extent.0, %error, "an extent was not given back to the pool");
+    }
+
+    /// Tries again what failed. How many extents went.
+    fn give_failed_back(&mut self, lessor: &Lessor) -> usize {
+        let before = std::mem::take(&mut self.failed_count);
+        for index in 0..before {
+            let (extent, is_shared) = self.failed[index];
+            if lessor.give_back(extent, is_shared).is_err() {
+                self.failed[self.failed_count] = (extent, is_shared);
+                self.failed_count += 1;
+            }
+        }
+        before - self.failed_count
+    }
+
     fn end_filling(&mut self, stripe: usize) {
         let filling = &mut self.filling[..self.filling_count];
         if let Some(index) = filling.iter().position(|filled| *filled as usize == stripe) {

@@ -9,6 +9,8 @@ use tidepool_device::{Location, Mapping};
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     states: Mutex<Vec<&'static str>>,
+    /// Nothing can be given back.
+    refuses: std::sync::atomic::AtomicBool,
 }
 
 impl Counted {
@@ -23,10 +25,14 @@ impl Counted {
         Ok(Extent(free as u32))
     }
 
-    pub fn give_back(&self, extent: Extent, is_shared: bool) {
+    pub fn give_back(&self, extent: Extent, is_shared: bool) -> Result<()> {
+        if self.refuses.load(Ordering::Relaxed) {
+            return Err(Error::internal("another host may still read it"));
+        }
         let state = std::mem::replace(&mut self.states()[extent.0 as usize], "free");
         assert_eq!(state == "shared", is_shared);
         assert_ne!(state, "free");
+        Ok(())
     }
 
     pub fn publish(&self, extent: Extent) -> Result<()> {
@@ -41,7 +47,7 @@ const STRIPE: usize = 64 * PAGE_BYTES;
 /// A tablespace of so many stripes of addresses, over so many extents.
 fn counted(stripes: usize, extents: usize, publishes: bool) -> Arc<Tablespace> {
     let window = Window::fixed(Mapping::heap(stripes * STRIPE));
-    let lessor = Counted { states: Mutex::new(vec!["free"; extents]) };
+    let lessor = Counted { states: Mutex::new(vec!["free"; extents]), ..Counted::default() };
     let leased =
         Leased::new(Lessor::Counted(lessor), &window, STRIPE, LeaseOptions { publishes, guards: true, keeps: false })
             .unwrap();
@@ -114,6 +120,33 @@ fn extents_come_and_go_by_what_they_are_for() {
     assert!(states(&space).iter().all(|state| *state == "filling"));
     drop(main);
     assert!(states(&space).iter().all(|state| *state == "free"));
+}
+
+#[test]
+fn what_could_not_be_given_back_is_given_back_later() {
+    let space = counted(16, 8, true);
+    let refuse = |refuses: bool| {
+        let Some(Lessor::Counted(counted)) = space.leased.as_deref().map(|leased| &leased.lessor) else { panic!() };
+        counted.refuses.store(refuses, Ordering::Relaxed);
+    };
+    let regions: Vec<_> = (0..3).map(|_| space.allocate(STRIPE, Purpose::Main).unwrap()).collect();
+    refuse(true);
+    drop(regions);
+    let left = |state: &str| states(&space).iter().filter(|found| **found == state).count();
+    assert_eq!((left("free"), space.leases().len()), (5, 0), "nothing of it is mapped");
+    assert_eq!(space.trim(0).unwrap(), 0);
+    refuse(false);
+    assert_eq!(space.trim(0).unwrap(), 3 * STRIPE as u64);
+    assert_eq!(left("free"), 8);
+    agree(&space);
+    // So that all can be had again, before the pool is said to be full.
+    let regions: Vec<_> = (0..3).map(|_| space.allocate(STRIPE, Purpose::Main).unwrap()).collect();
+    refuse(true);
+    drop(regions);
+    refuse(false);
+    let all = space.allocate(8 * STRIPE, Purpose::Main).unwrap();
+    agree(&space);
+    drop(all);
 }
 
 #[test]
@@ -223,7 +256,7 @@ fn contents_survive_any_sequence_of_leases() {
     assert!(shrunk > 0);
 }
 
-#[cfg(not(miri))]
+#[cfg(not(any(miri, loom)))]
 mod over_files {
     use super::*;
     use std::path::PathBuf;
@@ -276,6 +309,29 @@ mod over_files {
 
     fn count(pool: &Pool, state: &str) -> u64 {
         usage(pool).unwrap().into_iter().filter(|(key, _)| key.0 == state).map(|(_, count)| count).sum()
+    }
+
+    #[test]
+    fn a_tablespace_has_what_another_of_the_process_does_not_use() {
+        let (_place, pool) = place(13);
+        let host = join(&pool, "a");
+        let (near, far) = (over(&host, None, true), over(&host, None, true));
+        // 12 extents, which one has and does not use, but for one.
+        let used = near.allocate(MIB, Purpose::Heap).unwrap();
+        let idle: Vec<_> = (0..20).map(|_| near.allocate(MIB, Purpose::Delta).unwrap()).collect();
+        drop(idle);
+        assert_eq!((count(&pool, "private"), count(&pool, "free")), (11, 1));
+        let some = far.allocate(4 * MIB, Purpose::Index).unwrap();
+        assert!((8..=9).contains(&(near.leases().iter().map(|lease| lease.2).sum::<u64>())), "as many as are wanted");
+        let more = far.allocate(16 * MIB, Purpose::Heap).unwrap();
+        let error = far.allocate(4 * MIB, Purpose::Heap).unwrap_err();
+        assert_eq!(error.code(), SqlState::DISK_FULL, "what is used stays");
+        drop((some, more, used));
+        let all = near.allocate(24 * MIB, Purpose::Delta).unwrap();
+        drop((all, near));
+        // One that is gone is asked no more.
+        let all = far.allocate(24 * MIB, Purpose::Heap).unwrap();
+        drop(all);
     }
 
     #[test]

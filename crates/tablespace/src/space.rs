@@ -511,7 +511,12 @@ impl Tablespace {
             None => {
                 drop(extents);
                 let leased = self.leased.as_deref()?;
-                let taken = self.lease_and_take(leased, Class::of(purpose), count, alignment, tag)?;
+                let class = Class::of(purpose);
+                let mut taken = self.lease_and_take(leased, class, count, alignment, tag);
+                if taken.is_none() && self.ask_others(leased, count) {
+                    taken = self.lease_and_take(leased, class, count, alignment, tag);
+                }
+                let taken = taken?;
                 extents = taken.0;
                 taken.1
             }
@@ -947,6 +952,9 @@ impl Tablespace {
 
 impl Drop for Tablespace {
     fn drop(&mut self) {
+        if self.leased.is_some() {
+            self.leave_siblings();
+        }
         // Of what is not kept a file would hold memory for nobody.
         self.leave();
     }
