@@ -13,8 +13,9 @@ use tidepool_table::{BuildRequest, IndexDef, Table, TableDef, TableIndex, TableV
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::HeldSnapshot;
 
-/// Rows of a table whose indexes are made at once, while a start or a follower waits.
-const INDEXED_AT_ONCE_ROWS: u64 = 100_000;
+/// Rows of tables whose indexes are made at once, while a start or a follower waits for some milliseconds: of all of a start's
+/// together.
+const INDEXED_AT_ONCE_ROWS: u64 = 10_000;
 
 const FILLED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -56,9 +57,13 @@ impl Database {
     pub(crate) fn index_tables(&self) -> Result<()> {
         let version = self.version();
         let mut filled = Vec::new();
-        for (name, table) in &version.tables {
-            let of_table = TableVersion::of(table, version.view());
-            if of_table.rows_max() <= self.indexed_at_once.rows {
+        let of_tables = version.tables.iter().map(|(name, table)| (name, TableVersion::of(table, version.view())));
+        let mut of_tables: Vec<_> = of_tables.collect();
+        of_tables.sort_by_key(|(_, of_table)| of_table.rows_max());
+        let mut left = self.indexed_at_once.rows;
+        for (name, of_table) in of_tables {
+            if of_table.rows_max() <= left {
+                left -= of_table.rows_max();
                 self.index_table(name, &|| Ok(()))?;
             } else if let Some(indexed) = self.with_backfills(&Arc::new(of_table), &mut filled)? {
                 self.replace_table(name, indexed);
