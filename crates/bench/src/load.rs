@@ -198,8 +198,8 @@ pub fn database_tables(database: &Database, workload: &Workload) -> Vec<TableFac
             TableFacts {
                 name: table.def.name.clone(),
                 rows: table.statistics().rows,
-                raw_bytes: segments().map(|segment| segment.raw_bytes()).sum(),
-                encoded_bytes: segments().map(|segment| segment.bytes().len() as u64).sum(),
+                raw_bytes: segments().filter_map(|segment| segment.raw_bytes().ok()).sum(),
+                encoded_bytes: segments().map(|segment| segment.encoded_bytes()).sum(),
             }
         })
         .collect()

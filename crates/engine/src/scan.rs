@@ -74,7 +74,9 @@ impl ScanColumn {
     ) -> Result<ScanColumn> {
         if let Some(deltas) = deltas {
             let groups = || versions.iter().flat_map(|version| &version.row_groups);
-            let has_nulls = groups().any(|group| group.segments()[column].statistics().null_count > 0)
+            let main = groups().map(|group| Ok((group.rows() as u64, group.segments()[column].statistics()?)));
+            let main = main.collect::<Result<Vec<_>>>()?;
+            let has_nulls = main.iter().any(|(_, statistics)| statistics.null_count > 0)
                 || deltas.iter().any(|delta| delta.nulls > 0);
             of.nullable &= has_nulls;
             if of.bounds.is_some() {
@@ -83,10 +85,9 @@ impl ScanColumn {
                     Some(Datum::Decimal(value)) => Some(*value),
                     _ => None,
                 };
-                let main = groups().map(|group| {
-                    let statistics = group.segments()[column].statistics();
+                let main = main.iter().map(|(rows, statistics)| {
                     // All is NULL: a decoder may hand out anything there, which is 0.
-                    if statistics.null_count == group.rows() as u64 {
+                    if statistics.null_count == *rows {
                         return Some((0, 0));
                     }
                     value(&statistics.min).zip(value(&statistics.max))

@@ -70,7 +70,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let seed = |(choice, array): (u8, ArrayRef)| {
         let field = ColumnDef::new("c", TYPES[usize::from(choice)]).field();
         let segment = Segment::encode(&array, &field, &space).unwrap_or_else(|error| panic!("{error}"));
-        [&[choice], segment.bytes()].concat()
+        [&[choice], segment.read_whole().unwrap_or_else(|error| panic!("{error}"))].concat()
     };
     arrays().into_iter().map(seed).collect()
 }

@@ -35,7 +35,7 @@ impl TableVersion {
             for (column, segment) in self.def.columns.iter().zip(group.segments()) {
                 interrupted()?;
                 report.segments += 1;
-                report.main_bytes += segment.bytes().len() as u64;
+                report.main_bytes += segment.encoded_bytes();
                 if let Err(error) = segment.check() {
                     readable = false;
                     fault(format!("column \"{}\" of row group {range}: {}", column.name, error.message()));

@@ -61,10 +61,11 @@ impl TableVersion {
         Ok(both)
     }
 
-    /// Whether all of a column's main has dictionaries of few values.
+    /// Whether all of a column's main has dictionaries of few values, and can be read.
     pub fn main_has_dictionaries(&self, column: usize) -> bool {
         let few = |group: &Arc<RowGroup>| {
-            group.segments()[column].dictionary_len().is_some_and(|len| len <= DICTIONARY_VALUES_MAX)
+            let len = group.segments()[column].dictionary_len();
+            len.is_ok_and(|len| len.is_some_and(|len| len <= DICTIONARY_VALUES_MAX))
         };
         self.row_groups.iter().all(few)
     }

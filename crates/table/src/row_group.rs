@@ -45,14 +45,15 @@ impl RowGroup {
         self.id
     }
 
-    /// Of what is in it, the same wherever it lies: a checksum of its segments' own ones, so that little is read.
-    pub fn checksum(&self) -> u64 {
+    /// Of what is in it, the same wherever it lies: a checksum of its segments' own ones, so that little is read. XX001 where one
+    /// turns out to be damaged.
+    pub fn checksum(&self) -> Result<u64> {
         let mut sums = Vec::with_capacity(self.segments.len() * 16);
         for segment in &self.segments {
-            sums.extend((segment.bytes().len() as u64).to_le_bytes());
-            sums.extend(segment.checksum().to_le_bytes());
+            sums.extend(segment.encoded_bytes().to_le_bytes());
+            sums.extend(segment.checksum()?.to_le_bytes());
         }
-        xxhash_rust::xxh3::xxh3_64(&sums)
+        Ok(xxhash_rust::xxh3::xxh3_64(&sums))
     }
 
     pub fn rows(&self) -> usize {
@@ -61,6 +62,11 @@ impl RowGroup {
 
     pub fn segments(&self) -> &[Arc<Segment>] {
         &self.segments
+    }
+
+    /// Bytes that its segments take.
+    pub fn encoded_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.encoded_bytes()).sum()
     }
 
     /// Something of it lies in memory that `space` is to give up.

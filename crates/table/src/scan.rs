@@ -17,8 +17,9 @@ use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::index::{Found, IndexUse};
 use crate::logical::Logical;
 use crate::rows::RangeView;
+use crate::segment::Opened;
 use crate::tally::{Charged, Paced, Tally, add_paced};
-use crate::{BATCH_ROWS, ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
+use crate::{BATCH_ROWS, ROW_GROUP_ROWS, ROW_ID, RowGroup, TableVersion};
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
 use arrow_select::concat::concat_batches;
@@ -243,7 +244,8 @@ fn batch_rows_max(version: &TableVersion, projection: &[usize]) -> usize {
         bytes += projection
             .iter()
             .filter_map(|column| group.segments().get(*column))
-            .map(|one| one.raw_bytes())
+            // What cannot be read is told when it is.
+            .filter_map(|one| one.raw_bytes().ok())
             .sum::<u64>();
     }
     match bytes {
@@ -415,12 +417,11 @@ impl TableScan {
 fn plan_group(predicates: &[Predicate], group: &RowGroup) -> Result<GroupPlan> {
     let mut plan = GroupPlan { skip: false, tests: Vec::new() };
     // All exclusions before any work on dictionaries.
-    if predicates
-        .iter()
-        .any(|predicate| predicate.excludes(group.segments()[predicate.column].statistics(), group.rows()))
-    {
-        plan.skip = true;
-        return Ok(plan);
+    for predicate in predicates {
+        if predicate.excludes(group.segments()[predicate.column].statistics()?, group.rows()) {
+            plan.skip = true;
+            return Ok(plan);
+        }
     }
     for predicate in predicates {
         let segment = group.segments()[predicate.column].sound()?;
@@ -447,8 +448,11 @@ fn plan_group(predicates: &[Predicate], group: &RowGroup) -> Result<GroupPlan> {
         return Ok(plan);
     }
     plan.tests.sort_by_key(|test| {
-        let segment = &group.segments()[test.column];
-        (test.test.cost(segment.payload()), test.test.passing_permille(segment.statistics(), segment.payload()))
+        // All of them were sound above.
+        let segment = group.segments()[test.column].sound().ok();
+        segment.map(|segment| {
+            (test.test.cost(segment.payload()), test.test.passing_permille(segment.statistics(), segment.payload()))
+        })
     });
     Ok(plan)
 }
@@ -754,8 +758,8 @@ impl ScanReader {
             self.tally.blocks(test.column, segment, blocks, &mut work.charged[test.column]);
             // What the next test will read of a block is asked for as soon as the block is known to have rows for it, and what the first one will
             // read in the next window: processors do not guess the way from column to column. Nothing is asked for that is not read.
-            let next =
-                tests.peek().filter(|next| next.column != test.column).map(|next| &group.segments()[next.column]);
+            let next = tests.peek().filter(|next| next.column != test.column);
+            let next = next.map(|next| group.segments()[next.column].sound()).transpose()?;
             let goes_on = std::mem::take(&mut is_first) && work.picked.is_none();
             let mut ahead = |block: usize, left: &[u64]| {
                 if goes_on && block + window_blocks <= last_block {
@@ -859,7 +863,7 @@ impl ScanReader {
             let array = match (&work.source, &work.delta) {
                 (Source::Main { range, .. }, _) if *column == ids_column => ids_of(*range, &rows),
                 (Source::Main { group, index, .. }, _) => {
-                    let segment = &group.segments()[*column];
+                    let segment = group.segments()[*column].sound()?;
                     self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
                     self.tally.read(segment.tablespace()).decoded_bytes += decoded_bytes(segment, form, rows.len());
                     match form {
@@ -902,7 +906,7 @@ fn unfit(error: ArrowError) -> Error {
 }
 
 /// Bytes that are written to decode some rows: text in place costs its views alone.
-fn decoded_bytes(segment: &Segment, form: &Form, rows: usize) -> u64 {
+fn decoded_bytes(segment: &Opened, form: &Form, rows: usize) -> u64 {
     let each = match segment.payload() {
         _ if !matches!(form, Form::Arrow) => size_of::<i64>() as f64,
         Payload::Fsst(_) | Payload::Uuids(_) => segment.statistics().value_bytes_avg,

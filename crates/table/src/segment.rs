@@ -1,5 +1,10 @@
 //! Segments: one column of one row group, encoded.
 
+mod found;
+
+pub use found::Origin;
+
+use self::found::Found;
 use crate::blob::{self, Blob, BlobWriter, Header, TreeReader};
 use crate::encoding::{self, Column, EncodingKind, Payload, Rows, Validity, wide_of_interval};
 use crate::logical::Logical;
@@ -16,24 +21,43 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::NullBuffer;
 use arrow_schema::Field;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlType};
 use tidepool_device::Access;
-use tidepool_tablespace::{PoolPlace, Purpose, Region, Tablespace};
+use tidepool_tablespace::{Claimed, PoolPlace, Purpose, Region, Tablespace};
 
 /// One column of one row group: a self-describing blob in one region (header with magic, format version, checksum,
 /// encoding, row count, statistics; then the encoded bytes). Valid at any address.
+///
+/// One that another process made is *opened*, its header and its tree being checked, at once, or when something of it is wanted
+/// first; its contents are checked when a value is wanted first.
 #[derive(Debug)]
 pub struct Segment {
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// This process made it, or has looked at all of it.
+    Sound(Opened),
+    Found(Found),
+}
+
+/// A segment whose header and tree are right.
+#[derive(Debug)]
+pub(crate) struct Opened {
     blob: Arc<Blob>,
     header: Header,
     logical: Logical,
-    statistics: ColumnStatistics,
-    sketch: Sketch,
+    known: Box<Known>,
     validity: Validity,
     payload: Payload,
-    /// Of one that was found in memory: whether its bytes are right, which is looked at when they are wanted first.
-    found: Option<Found>,
+}
+
+#[derive(Debug)]
+struct Known {
+    statistics: ColumnStatistics,
+    sketch: Sketch,
 }
 
 /// Where a segment lies in its tablespace, and what tells that it is still there.
@@ -44,20 +68,6 @@ pub struct SegmentPlace {
     pub len: u64,
     /// XXH3 of its header and its tree.
     pub head: u64,
-}
-
-/// From where segments that were found in memory can be had if they turn out to be damaged.
-pub trait Origin: std::fmt::Debug + Send + Sync {
-    /// Another copy of a row group's segment, checked. Allocates nothing in a query heap.
-    fn segment(&self, column: usize) -> Result<Box<Segment>>;
-}
-
-#[derive(Debug)]
-struct Found {
-    origin: Arc<dyn Origin>,
-    column: usize,
-    /// `None`: it is sound. Otherwise what takes its place.
-    checked: OnceLock<Result<Option<Box<Segment>>>>,
 }
 
 /// A longer text is cut for a lower bound and gives no upper one.
@@ -85,16 +95,16 @@ impl Segment {
         // In this order: a foreign file is told apart from a damaged one.
         blob::open(bytes)?;
         blob::verify_checksum(bytes)?;
-        let segment = Segment::store(bytes, tablespace)?;
-        if segment.logical != Logical::of(field.data_type())? {
+        let opened = Opened::store(bytes, tablespace)?;
+        if opened.logical != Logical::of(field.data_type())? {
             return Err(Error::corrupted(format!(
                 "segment holds {}, not column \"{}\"",
-                segment.logical.data_type(),
+                opened.logical.data_type(),
                 field.name()
             )));
         }
-        segment.payload.check(&segment.blob, segment.header.rows, segment.logical)?;
-        Ok(segment)
+        opened.payload.check(&opened.blob, opened.header.rows, opened.logical)?;
+        Ok(Segment { state: State::Sound(opened) })
     }
 
     /// Takes a segment that an earlier process left in memory: `region` is at the place that was recorded. Its header and its
@@ -107,82 +117,101 @@ impl Segment {
         origin: &Arc<dyn Origin>,
         column: usize,
     ) -> Result<Segment> {
-        if blob::head_checksum(&region)? != place.head {
-            return Err(Error::corrupted("another segment is there"));
-        }
-        let len = region.len();
-        let segment = Segment::open(Blob::new(region, len)?)?;
-        if segment.logical != Logical::of(field.data_type())? {
-            return Err(Error::corrupted("a segment of another type is there"));
-        }
-        let found = Found { origin: Arc::clone(origin), column, checked: OnceLock::new() };
-        Ok(Segment { found: Some(found), ..segment })
+        let opened = Opened::attach(region, place.head, Logical::of(field.data_type())?)?;
+        Ok(Segment { state: State::Found(Found::opened_at_once(opened, origin, column)) })
     }
 
-    /// The segment whose bytes may be read: this one, unless it was found damaged. An error of its origin's when there is no
-    /// other copy.
+    /// As `attach`, of a segment with so many rows in a pool; but nothing of it is touched before something of it is wanted. Where
+    /// something else is there, `origin`'s copy takes its place then.
+    pub fn attach_later(
+        claimed: Claimed,
+        head: u64,
+        rows: usize,
+        field: &Field,
+        origin: &Arc<dyn Origin>,
+        column: usize,
+    ) -> Result<Segment> {
+        let logical = Logical::of(field.data_type())?;
+        Ok(Segment { state: State::Found(Found::opened_later(claimed, head, rows, logical, origin, column)) })
+    }
+
+    /// What may be read of it: it, unless it was found damaged. An error of its origin's when there is no other copy.
     #[inline]
-    pub(crate) fn sound(&self) -> Result<&Segment> {
-        match &self.found {
-            None => Ok(self),
-            Some(found) => self.checked(found),
+    pub(crate) fn sound(&self) -> Result<&Opened> {
+        match &self.state {
+            State::Sound(opened) => Ok(opened),
+            State::Found(found) => found.sound(),
         }
     }
 
-    fn checked<'s>(&'s self, found: &'s Found) -> Result<&'s Segment> {
-        let checked = found.checked.get_or_init(|| {
-            let bytes = self.blob.bytes();
-            self.tablespace().charge(Purpose::Main, &[Access::read_sequential(bytes.len() as u64)]);
-            let checks = || {
-                blob::verify_checksum(bytes)?;
-                self.payload.check(&self.blob, self.header.rows, self.logical)
-            };
-            if checks().is_ok() { Ok(None) } else { found.origin.segment(found.column).map(Some) }
-        });
-        match checked {
-            Ok(None) => Ok(self),
-            Ok(Some(other)) => Ok(other),
-            Err(error) => Err(error.clone()),
+    /// What says of its contents what its header and its tree say. They may be damaged. Errors as of `sound`.
+    #[inline]
+    pub(crate) fn opened(&self) -> Result<&Opened> {
+        match &self.state {
+            State::Sound(opened) => Ok(opened),
+            State::Found(found) => found.opened(),
         }
     }
 
-    /// The one that is read, as far as that is known.
-    fn present(&self) -> &Segment {
-        let other = self.found.as_ref().and_then(|found| found.checked.get());
-        if let Some(Ok(Some(other))) = other { other } else { self }
+    /// What is read of it, as far as that is known. `None`: nothing of it was wanted yet.
+    fn present(&self) -> Option<&Opened> {
+        match &self.state {
+            State::Sound(opened) => Some(opened),
+            State::Found(found) => found.present(),
+        }
     }
 
-    /// Where it lies.
+    /// Something of it was wanted: it takes memory of this process.
+    pub fn is_open(&self) -> bool {
+        self.present().is_some()
+    }
+
+    /// Where it lies. Errors as of `decode`.
     pub fn place(&self) -> Result<SegmentPlace> {
-        let present = self.present();
-        let head = blob::head_checksum(present.bytes())?;
-        let (offset, len) = present.extent();
+        let opened = self.opened()?;
+        let head = blob::head_checksum(opened.bytes())?;
+        let (offset, len) = opened.extent();
         Ok(SegmentPlace { offset, len: len as u64, head })
     }
 
     /// Where hosts of its pool find it, and what tells that it is there: the place of its bytes, and the XXH3 of its header and
     /// its tree. `None`: it lies in memory of this process alone.
     pub fn pool_place(&self) -> Result<Option<(PoolPlace, u64)>> {
-        let present = self.present();
+        let Some(present) = self.present() else {
+            let State::Found(found) = &self.state else { return Ok(None) };
+            return Ok(found.claimed().map(|(place, head)| (place.clone(), head)));
+        };
         let Some(place) = present.blob.region().pool_place() else { return Ok(None) };
         let place = PoolPlace { len: present.bytes().len() as u64, ..place };
         Ok(Some((place, blob::head_checksum(present.bytes())?)))
     }
 
-    /// Its first byte, counted from the tablespace's, and its length.
-    pub fn extent(&self) -> (u64, usize) {
-        let present = self.present();
-        (present.blob.region().offset(), present.bytes().len())
+    /// Its first byte, counted from the tablespace's, and its length. `None`: it was not mapped yet.
+    pub fn extent(&self) -> Option<(u64, usize)> {
+        self.present().map(Opened::extent)
+    }
+
+    /// Bytes that it takes, its header included.
+    pub fn encoded_bytes(&self) -> u64 {
+        match (self.present(), &self.state) {
+            (Some(present), _) => present.bytes().len() as u64,
+            (None, State::Found(found)) => found.claimed().map_or(0, |(place, _)| place.len),
+            (None, State::Sound(_)) => 0,
+        }
     }
 
     /// Makes it durable where its device outlives the machine.
     pub fn flush(&self) -> Result<()> {
-        self.present().blob.region().flush()
+        self.present().map_or(Ok(()), |present| present.blob.region().flush())
     }
 
     /// Some of it lies in memory that `space` is to give up.
     pub fn is_closing(&self, space: &Tablespace) -> bool {
-        [self, self.present()].iter().any(|segment| space.is_closing(segment.blob.bytes()))
+        let is_closing = |opened: &Opened| space.is_closing(opened.blob.bytes());
+        match &self.state {
+            State::Sound(opened) => is_closing(opened),
+            State::Found(found) => found.all().any(is_closing),
+        }
     }
 
     /// The same bytes in another tablespace.
@@ -191,38 +220,17 @@ impl Segment {
     }
 
     fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Segment> {
-        let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
-        region[..bytes.len()].copy_from_slice(bytes);
-        region.publish();
-        tablespace.charge(Purpose::Main, &[Access::write_sequential(bytes.len() as u64)]);
-        Segment::open(Blob::new(region, bytes.len())?)
-    }
-
-    fn open(blob: Arc<Blob>) -> Result<Segment> {
-        let (header, mut reader) = blob::open(blob.bytes())?;
-        let logical = logical_of(header.logical_type)?;
-        let (statistics, sketch) = read_statistics(&mut reader, &header, logical)?;
-        let validity = Validity::read(&mut reader, blob.bytes(), header.rows, header.null_count)?;
-        let payload = Payload::read(&mut reader, blob.bytes(), header.rows, logical)?;
-        reader.end()?;
-        Ok(Segment { header, logical, statistics, sketch, validity, payload, blob, found: None })
+        Ok(Segment { state: State::Sound(Opened::store(bytes, tablespace)?) })
     }
 
     /// The whole blob, to be read from end to end: the tablespace's device is charged for it.
     pub fn read_whole(&self) -> Result<&[u8]> {
-        let segment = self.sound()?;
-        segment.tablespace().charge(Purpose::Main, &[Access::read_sequential(segment.bytes().len() as u64)]);
-        Ok(segment.bytes())
-    }
-
-    /// The whole blob, header included.
-    pub fn bytes(&self) -> &[u8] {
-        self.present().blob.bytes()
+        self.sound().map(Opened::read_whole)
     }
 
     /// That of all its bytes, as it was written with them.
-    pub(crate) fn checksum(&self) -> u64 {
-        blob::written_checksum(self.bytes())
+    pub(crate) fn checksum(&self) -> Result<u64> {
+        self.opened().map(|opened| blob::written_checksum(opened.bytes()))
     }
 
     /// XX001 unless the bytes are a segment's, as they were written.
@@ -233,83 +241,194 @@ impl Segment {
 
     /// Recomputes the checksum and looks at every row: XX001 when something is wrong.
     pub fn check(&self) -> Result<()> {
-        let segment = self.sound()?;
-        blob::verify_checksum(segment.read_whole()?)?;
-        segment.payload.check(&segment.blob, segment.header.rows, segment.logical)
+        let opened = self.sound()?;
+        blob::verify_checksum(opened.read_whole())?;
+        opened.payload.check(&opened.blob, opened.header.rows, opened.logical)
     }
 
+    /// The one that it was made or found in.
     pub fn tablespace(&self) -> &Arc<Tablespace> {
-        self.blob.region().tablespace()
-    }
-
-    pub fn encoding(&self) -> EncodingKind {
-        match self.validity {
-            Validity::AllNull => EncodingKind::Constant,
-            _ => self.payload.kind(),
+        match &self.state {
+            State::Sound(opened) => opened.tablespace(),
+            State::Found(found) => found.tablespace(),
         }
     }
 
     pub fn rows(&self) -> usize {
-        self.header.rows
+        match &self.state {
+            State::Sound(opened) => opened.rows(),
+            State::Found(found) => found.rows(),
+        }
+    }
+
+    pub fn encoding(&self) -> Result<EncodingKind> {
+        let opened = self.opened()?;
+        Ok(match opened.validity {
+            Validity::AllNull => EncodingKind::Constant,
+            _ => opened.payload.kind(),
+        })
     }
 
     /// Bytes the same values take as plain Arrow.
-    pub fn raw_bytes(&self) -> u64 {
-        self.header.raw_bytes
+    pub fn raw_bytes(&self) -> Result<u64> {
+        self.opened().map(|opened| opened.header.raw_bytes)
     }
 
-    pub fn statistics(&self) -> &ColumnStatistics {
-        &self.statistics
-    }
-
-    pub(crate) fn sketch(&self) -> &Sketch {
-        &self.sketch
-    }
-
-    pub(crate) fn blob(&self) -> &Arc<Blob> {
-        &self.blob
-    }
-
-    pub(crate) fn payload(&self) -> &Payload {
-        &self.payload
-    }
-
-    pub(crate) fn validity(&self) -> &Validity {
-        &self.validity
-    }
-
-    pub(crate) fn logical(&self) -> Logical {
-        self.logical
+    pub fn statistics(&self) -> Result<&ColumnStatistics> {
+        self.opened().map(Opened::statistics)
     }
 
     /// Vectorised decode of a row range. Panics if it reaches past the last row.
     pub fn decode(&self, rows: Range<usize>) -> Result<ArrayRef> {
-        assert!(rows.start <= rows.end && rows.end <= self.header.rows, "rows {rows:?} of {}", self.header.rows);
-        self.gather(&Rows::Range(rows))
+        assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        self.sound()?.gather(&Rows::Range(rows))
     }
 
     /// Decode of chosen rows (ascending) without decoding their neighbours where the encoding allows. Panics if they do
     /// not ascend or one is past the last row.
     pub fn take(&self, rows: &[u32]) -> Result<ArrayRef> {
         assert!(rows.is_sorted(), "rows are taken in ascending order");
-        assert!(rows.last().is_none_or(|row| (*row as usize) < self.header.rows));
-        self.gather(&Rows::List(rows))
+        assert!(rows.last().is_none_or(|row| (*row as usize) < self.rows()));
+        self.sound()?.gather(&Rows::List(rows))
     }
 
-    pub(crate) fn gather(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
-        let Segment { validity, payload, blob, .. } = self.sound()?;
+    /// Texts by code, if it has a dictionary of text.
+    pub(crate) fn dictionary_texts(&self) -> Result<Option<Vec<&[u8]>>> {
+        let Opened { validity, payload, blob, logical, .. } = self.sound()?;
+        Ok(match (validity, payload) {
+            (Validity::AllNull, _) => Some(Vec::new()),
+            (_, Payload::Dictionary(dictionary)) if logical.is_bytes() => {
+                Some((0..dictionary.len()).map(|code| dictionary.string(blob, code)).collect())
+            }
+            _ => None,
+        })
+    }
+
+    /// How many values its dictionary of text has, if it has one.
+    pub(crate) fn dictionary_len(&self) -> Result<Option<usize>> {
+        let Opened { validity, payload, logical, .. } = self.opened()?;
+        Ok(match (validity, payload) {
+            (Validity::AllNull, _) => Some(0),
+            (_, Payload::Dictionary(dictionary)) if logical.is_bytes() => Some(dictionary.len()),
+            _ => None,
+        })
+    }
+
+    /// The value of one row; `None` for NULL. Panics if it is past the last row.
+    pub fn value(&self, row: usize) -> Result<Option<Datum>> {
+        let Opened { validity, payload, blob, header, logical, .. } = self.sound()?;
+        assert!(row < header.rows, "row {row} of {}", header.rows);
+        if !validity.is_valid(blob, row) {
+            return Ok(None);
+        }
+        let array = payload.gather(blob, &Rows::List(&[row as u32]), *logical, None)?;
+        datum_at(&array, 0, *logical)
+    }
+}
+
+impl Opened {
+    fn new(blob: Arc<Blob>) -> Result<Opened> {
+        let (header, mut reader) = blob::open(blob.bytes())?;
+        let logical = logical_of(header.logical_type)?;
+        let known = Box::new(read_statistics(&mut reader, &header, logical)?);
+        let validity = Validity::read(&mut reader, blob.bytes(), header.rows, header.null_count)?;
+        let payload = Payload::read(&mut reader, blob.bytes(), header.rows, logical)?;
+        reader.end()?;
+        Ok(Opened { header, logical, known, validity, payload, blob })
+    }
+
+    fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Opened> {
+        let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
+        region[..bytes.len()].copy_from_slice(bytes);
+        region.publish();
+        tablespace.charge(Purpose::Main, &[Access::write_sequential(bytes.len() as u64)]);
+        Opened::new(Blob::new(region, bytes.len())?)
+    }
+
+    /// XX001 unless the segment with this head is there.
+    fn attach(region: Region, head: u64, logical: Logical) -> Result<Opened> {
+        if blob::head_checksum(&region)? != head {
+            return Err(Error::corrupted("another segment is there"));
+        }
+        let len = region.len();
+        let opened = Opened::new(Blob::new(region, len)?)?;
+        if opened.logical != logical {
+            return Err(Error::corrupted("a segment of another type is there"));
+        }
+        Ok(opened)
+    }
+
+    fn check_contents(&self) -> Result<()> {
+        blob::verify_checksum(self.bytes())?;
+        self.payload.check(&self.blob, self.header.rows, self.logical)
+    }
+
+    /// All bytes, to be read from end to end.
+    fn read_whole(&self) -> &[u8] {
+        self.tablespace().charge(Purpose::Main, &[Access::read_sequential(self.bytes().len() as u64)]);
+        self.bytes()
+    }
+
+    fn extent(&self) -> (u64, usize) {
+        (self.blob.region().offset(), self.bytes().len())
+    }
+
+    /// The whole blob, header included.
+    pub fn bytes(&self) -> &[u8] {
+        self.blob.bytes()
+    }
+
+    #[inline]
+    pub fn tablespace(&self) -> &Arc<Tablespace> {
+        self.blob.region().tablespace()
+    }
+
+    #[inline]
+    pub fn rows(&self) -> usize {
+        self.header.rows
+    }
+
+    pub fn statistics(&self) -> &ColumnStatistics {
+        &self.known.statistics
+    }
+
+    pub fn sketch(&self) -> &Sketch {
+        &self.known.sketch
+    }
+
+    #[inline]
+    pub fn blob(&self) -> &Arc<Blob> {
+        &self.blob
+    }
+
+    #[inline]
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    #[inline]
+    pub fn validity(&self) -> &Validity {
+        &self.validity
+    }
+
+    pub fn logical(&self) -> Logical {
+        self.logical
+    }
+
+    pub fn gather(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
+        let Opened { validity, payload, blob, .. } = self;
         payload.gather(blob, rows, self.logical, validity.gather(blob, rows))
     }
 
     /// Integers of any type, and decimals that are known to fit, as an array of `Int64`.
-    pub(crate) fn gather_ints(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
-        let Segment { validity, payload, blob, .. } = self.sound()?;
+    pub fn gather_ints(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
+        let Opened { validity, payload, blob, .. } = self;
         Ok(encoding::primitive::<Int64Type>(payload.narrow(blob, rows)?, validity.gather(blob, rows)))
     }
 
     /// Codes of text in a larger dictionary, given that of each code here.
-    pub(crate) fn gather_codes(&self, rows: &Rows<'_>, map: &[i64]) -> Result<ArrayRef> {
-        let Segment { validity, payload, blob, .. } = self.sound()?;
+    pub fn gather_codes(&self, rows: &Rows<'_>, map: &[i64]) -> Result<ArrayRef> {
+        let Opened { validity, payload, blob, .. } = self;
         if let Validity::AllNull = validity {
             return Ok(encoding::primitive::<Int64Type>(vec![0; rows.len()], validity.gather(blob, rows)));
         }
@@ -325,44 +444,12 @@ impl Segment {
         Ok(encoding::primitive::<Int64Type>(codes, validity.gather(blob, rows)))
     }
 
-    /// The text of its dictionary, ascending, if it has one. Nothing, if all is NULL.
-    pub(crate) fn dictionary_texts(&self) -> Result<Option<Vec<&[u8]>>> {
-        let Segment { validity, payload, blob, logical, .. } = self.sound()?;
-        Ok(match (validity, payload) {
-            (Validity::AllNull, _) => Some(Vec::new()),
-            (_, Payload::Dictionary(dictionary)) if logical.is_bytes() => {
-                Some((0..dictionary.len()).map(|code| dictionary.string(blob, code)).collect())
-            }
-            _ => None,
-        })
-    }
-
-    /// How many values its dictionary of text has, if it has one.
-    pub(crate) fn dictionary_len(&self) -> Option<usize> {
-        match (&self.validity, &self.payload) {
-            (Validity::AllNull, _) => Some(0),
-            (_, Payload::Dictionary(dictionary)) if self.logical.is_bytes() => Some(dictionary.len()),
-            _ => None,
-        }
-    }
-
     /// Charges for the read of one value, where the segment's tablespace is paced.
     #[inline]
-    pub(crate) fn charge_one(&self) {
+    pub fn charge_one(&self) {
         if self.tablespace().pacer().is_some() {
             self.tablespace().spend(Purpose::Main, &[ColumnAccess::random(1)]);
         }
-    }
-
-    /// The value of one row; `None` for NULL. Panics if it is past the last row.
-    pub fn value(&self, row: usize) -> Result<Option<Datum>> {
-        assert!(row < self.header.rows, "row {row} of {}", self.header.rows);
-        let Segment { validity, payload, blob, .. } = self.sound()?;
-        if !validity.is_valid(blob, row) {
-            return Ok(None);
-        }
-        let array = payload.gather(blob, &Rows::List(&[row as u32]), self.logical, None)?;
-        datum_at(&array, 0, self.logical)
     }
 }
 
@@ -693,11 +780,7 @@ fn read_datum(reader: &mut TreeReader<'_>, logical: Logical) -> Result<Option<Da
     if fits { Ok(Some(datum)) } else { Err(bad()) }
 }
 
-fn read_statistics(
-    reader: &mut TreeReader<'_>,
-    header: &Header,
-    logical: Logical,
-) -> Result<(ColumnStatistics, Sketch)> {
+fn read_statistics(reader: &mut TreeReader<'_>, header: &Header, logical: Logical) -> Result<Known> {
     let min = read_datum(reader, logical)?;
     let max = read_datum(reader, logical)?;
     let unique = reader.u8()? == 1;
@@ -712,5 +795,5 @@ fn read_statistics(
         value_bytes_avg: if header.rows == 0 { 0.0 } else { header.raw_bytes as f64 / header.rows as f64 },
         unique,
     };
-    Ok((statistics, sketch))
+    Ok(Known { statistics, sketch })
 }

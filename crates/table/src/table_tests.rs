@@ -226,7 +226,7 @@ fn row_groups_that_cannot_match_are_not_read() {
     assert_eq!(read(&scan, 8_192).num_rows(), 1);
     let metrics = scan.metrics();
     assert_eq!((metrics.row_groups, metrics.row_groups_skipped, metrics.rows_scanned), (3, 2, 5_000));
-    let whole = version.row_groups[1].segments()[4].bytes().len() as u64;
+    let whole = version.row_groups[1].segments()[4].encoded_bytes();
     let read = &metrics.tablespaces[0];
     assert!(
         read.tablespace == "far" && (1..whole).contains(&read.bytes),
@@ -757,14 +757,14 @@ fn check_known(version: &Arc<TableVersion>) {
     let (numbers, texts) = found(version);
     let main = |value: &i64| {
         version.row_groups.iter().any(|group| {
-            let statistics = group.segments()[0].statistics();
+            let statistics = group.segments()[0].statistics().unwrap();
             matches!((&statistics.min, &statistics.max), (Some(Datum::Int(min)), Some(Datum::Int(max))) if min <= value && value <= max)
         })
     };
     let known = |value: &i64| {
         main(value) || delta[0].bounds.is_some_and(|(min, max)| min <= (*value).into() && i128::from(*value) <= max)
     };
-    let main_nulls = version.row_groups.iter().any(|group| group.segments()[0].statistics().null_count > 0);
+    let main_nulls = version.row_groups.iter().any(|group| group.segments()[0].statistics().unwrap().null_count > 0);
     for number in &numbers {
         assert!(number.as_ref().map_or(main_nulls || delta[0].nulls > 0, known), "{number:?} of {delta:?}");
     }

@@ -1,10 +1,11 @@
 //! What scans read, by column and by tablespace: counted everywhere, and charged for where the memory is paced.
 
+use crate::ROW_GROUP_ROWS;
 use crate::encoding::ints::by_block;
 use crate::encoding::{Rows, packing::BLOCK};
 use crate::rows::VERSION_HEADER_BYTES;
 use crate::scan::{ColumnAccess, ScanMetrics, TablespaceRead};
-use crate::{ROW_GROUP_ROWS, Segment};
+use crate::segment::Opened;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tidepool_base::TablespaceId;
@@ -102,7 +103,7 @@ struct Touched {
 }
 
 impl Touched {
-    fn of(segment: &Segment) -> Touched {
+    fn of(segment: &Opened) -> Touched {
         let (shared, own) = segment.payload().bytes();
         let segment_rows = segment.rows().max(1);
         Touched {
@@ -242,7 +243,7 @@ impl Tally {
     /// Reading some rows of a segment.
     // None of what accounts is inlined, so that a profiler can tell what it costs where nothing is paced.
     #[inline(never)]
-    pub fn rows(&mut self, column: usize, segment: &Segment, rows: &Rows<'_>, charged: &mut Charged) {
+    pub fn rows(&mut self, column: usize, segment: &Opened, rows: &Rows<'_>, charged: &mut Charged) {
         let mut touched = Touched::of(segment);
         match rows {
             Rows::Range(range) => {
@@ -263,7 +264,7 @@ impl Tally {
     pub fn blocks(
         &mut self,
         column: usize,
-        segment: &Segment,
+        segment: &Opened,
         blocks: impl Iterator<Item = (usize, usize)>,
         charged: &mut Charged,
     ) {
@@ -272,7 +273,7 @@ impl Tally {
         self.touched(column, segment, touched, charged);
     }
 
-    fn touched(&mut self, column: usize, segment: &Segment, touched: Touched, charged: &mut Charged) {
+    fn touched(&mut self, column: usize, segment: &Opened, touched: Touched, charged: &mut Charged) {
         let Touched { shared_lines, sequential_bytes, runs, mut random_lines, picks, .. } = touched;
         let wanted = distinct_lines((shared_lines - charged.shared_lines).max(0.0), picks as f64);
         charged.shared_lines += wanted;

@@ -464,7 +464,10 @@ impl TableVersion {
         let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta));
         let (columns, sketches) = columns.unzip();
         let rows = (self.main_rows() + delta.rows).saturating_sub(delta.hidden);
-        let exact = self.is_settled() && self.mains.iter().all(|main| main.dead_rows() == 0);
+        let mut segments = self.row_groups.iter().flat_map(|group| group.segments());
+        let exact = self.is_settled()
+            && self.mains.iter().all(|main| main.dead_rows() == 0)
+            && segments.all(|segment| segment.is_open());
         let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns, sketches });
         *self.table.statistics.lock() = Some((shape, Arc::clone(&statistics)));
         statistics
@@ -550,27 +553,30 @@ impl TableVersion {
     }
 
     fn column_statistics(&self, column: usize, delta: &DeltaStatistics) -> (ColumnStatistics, Sketch) {
-        let main = self.row_groups.iter().map(|group| {
-            let segment = &group.segments()[column];
-            (group.rows(), segment.statistics(), segment.sketch())
+        let unknown = <(ColumnStatistics, Sketch)>::default();
+        let main = self.row_groups.iter().map(|group| match group.segments()[column].opened() {
+            Ok(opened) => (group.rows(), opened.statistics(), opened.sketch()),
+            // Whoever reads it is told.
+            Err(_) => (group.rows(), &unknown.0, &unknown.1),
         });
         let delta = delta.columns.get(column).map(|(statistics, sketch)| (delta.rows as usize, statistics, sketch));
         merge_statistics(main.chain(delta).filter(|(rows, _, _)| *rows > 0))
     }
 
-    /// What each column's main takes, in the order of the columns.
+    /// What each column's main takes, in the order of the columns. What turns out to be damaged is left out of all but its bytes.
     pub fn column_usage(&self) -> Vec<ColumnUsage> {
         (0..self.def.columns.len())
             .map(|column| {
                 let mut usage = ColumnUsage::default();
                 for segment in self.row_groups.iter().map(|group| &group.segments()[column]) {
-                    let bytes = segment.bytes().len() as u64;
-                    usage.raw_bytes += segment.raw_bytes();
+                    let bytes = segment.encoded_bytes();
+                    usage.raw_bytes += segment.raw_bytes().unwrap_or_default();
                     usage.encoded_bytes += bytes;
                     *usage.tablespaces.entry(segment.tablespace().name().to_string()).or_default() += bytes;
-                    match usage.encodings.iter_mut().find(|(kind, _)| *kind == segment.encoding()) {
+                    let Ok(encoding) = segment.encoding() else { continue };
+                    match usage.encodings.iter_mut().find(|(kind, _)| *kind == encoding) {
                         Some((_, count)) => *count += 1,
-                        None => usage.encodings.push((segment.encoding(), 1)),
+                        None => usage.encodings.push((encoding, 1)),
                     }
                 }
                 usage.encodings.sort_by_key(|(_, count)| std::cmp::Reverse(*count));

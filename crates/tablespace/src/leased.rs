@@ -21,7 +21,7 @@ mod attached;
 mod bounds;
 mod siblings;
 
-pub use attached::PoolPlace;
+pub use attached::{Claimed, PoolPlace};
 pub(crate) use bounds::Leasing;
 
 use crate::extents::Extents;
@@ -398,8 +398,9 @@ impl Leased {
         Some(Growing { growth, before: AROUND_GROWTH.get().map(|(enter, _)| enter()) })
     }
 
+    /// Of extents that are mapped, and of what is claimed.
     pub fn held_bytes(&self) -> u64 {
-        (self.held.load(Ordering::Relaxed) * self.stripe_bytes) as u64
+        (self.held.load(Ordering::Relaxed) * self.stripe_bytes) as u64 + self.attached.claimed_bytes()
     }
 
     fn limit_bytes(&self) -> u64 {

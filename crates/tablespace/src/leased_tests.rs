@@ -553,26 +553,44 @@ mod over_files {
         });
         let are_right = |all: &[(Region, u8)]| all.iter().all(|(region, fill)| region.iter().all(|byte| byte == fill));
         assert!(are_right(&attached));
-        let mapped = |space: &Tablespace| {
-            let mut extents = space.mapped_extents();
+        let used = |space: &Tablespace| {
+            let mut extents = space.used_extents();
             extents.sort_unstable_by_key(|extent| extent.0);
             extents.dedup();
             extents
         };
-        assert_eq!(mapped(&first), mapped(&second));
-        let named = mapped(&first).len() as u64;
+        assert_eq!(used(&first), used(&second));
+        let named = used(&first).len() as u64;
         // Both let go of it. Nothing goes back, and what was being filled is published.
         drop((written, first));
         assert!(are_right(&attached));
         assert_eq!((count(&pool, "filling"), count(&pool, "shared")), (0, named));
         drop(attached);
         assert_eq!(second.used_bytes(), 0);
-        assert!(second.mapped_extents().is_empty());
+        assert!(second.used_extents().is_empty());
         assert_eq!(count(&pool, "shared"), named);
         let (place, fill) = &places[1];
         let again = second.attach_published(place).unwrap();
         assert!(again.iter().all(|byte| byte == fill));
         assert!(check_pool(&pool, true).unwrap().is_clean());
+        drop(again);
+        assert!(second.used_extents().is_empty());
+        // What is claimed counts as used, and is mapped once it is wanted.
+        let claimed: Vec<_> = places.iter().map(|(place, _)| second.claim_published(place.clone()).unwrap()).collect();
+        let bytes: u64 = places.iter().map(|(place, _)| place.len.next_multiple_of(4096)).sum();
+        let state = || (used(&second).len() as u64, second.used_bytes(), second.bytes(Purpose::Free));
+        assert_eq!(state(), (named, bytes, 0));
+        assert!(second.close().is_err());
+        let region = claimed[1].attach().unwrap();
+        assert!(region.iter().all(|byte| byte == fill));
+        assert_eq!((used(&second).len() as u64, second.used_bytes()), (named, bytes));
+        // Only what is mapped keeps its extents then.
+        drop(claimed);
+        assert_eq!(used(&second).len(), place.extents.len());
+        assert_eq!(second.used_bytes(), place.len.next_multiple_of(4096));
+        drop(region);
+        assert_eq!((used(&second).len(), second.used_bytes()), (0, 0));
+        let again = second.attach_published(place).unwrap();
         // What is no place is refused, and changes nothing.
         for (extents, offset, len) in [
             (vec![Extent(1 << 20)], 0, 100),
@@ -581,10 +599,12 @@ mod over_files {
             (vec![], 0, 0),
             (vec![place.extents[0]], 4096, 2 * MIB),
         ] {
-            let error = second.attach_published(&PoolPlace { extents, offset, len: len as u64 }).unwrap_err();
+            let place = PoolPlace { extents, offset, len: len as u64 };
+            let error = second.attach_published(&place).unwrap_err();
             assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+            assert_eq!(second.claim_published(place).unwrap_err().code(), SqlState::DATA_CORRUPTED);
         }
         drop(again);
-        assert!(second.mapped_extents().is_empty());
+        assert!(second.used_extents().is_empty());
     }
 }

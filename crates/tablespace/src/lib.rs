@@ -33,7 +33,7 @@ mod superblock;
 mod tests;
 
 pub use found::{Contents, Left};
-pub use leased::{LeaseOptions, PoolPlace, around_growth};
+pub use leased::{Claimed, LeaseOptions, PoolPlace, around_growth};
 pub use ledger::{LedgerRow, Purpose};
 pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;

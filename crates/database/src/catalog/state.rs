@@ -452,7 +452,7 @@ pub struct ColumnSize {
     pub encodings: Vec<(EncodingKind, usize)>,
 }
 
-/// What a table takes.
+/// What a table takes. What of main turns out to be damaged is left out of all but the encoded bytes.
 #[derive(Clone, Debug, Default)]
 pub struct TableSize {
     pub main_rows: u64,
@@ -469,11 +469,12 @@ impl TableSize {
             .collect();
         for group in &table.row_groups {
             for (segment, column) in group.segments().iter().zip(&mut columns) {
-                column.raw_bytes += segment.raw_bytes();
-                column.encoded_bytes += segment.bytes().len() as u64;
-                match column.encodings.iter_mut().find(|(kind, _)| *kind == segment.encoding()) {
+                column.raw_bytes += segment.raw_bytes().unwrap_or_default();
+                column.encoded_bytes += segment.encoded_bytes();
+                let Ok(encoding) = segment.encoding() else { continue };
+                match column.encodings.iter_mut().find(|(kind, _)| *kind == encoding) {
                     Some((_, count)) => *count += 1,
-                    None => column.encodings.push((segment.encoding(), 1)),
+                    None => column.encodings.push((encoding, 1)),
                 }
             }
         }

@@ -62,8 +62,7 @@ impl Transaction {
         let read_schema = schema_of(&table.def, reads);
         let schema = def.arrow_schema();
         let version = self.newest(&table);
-        let segments = version.row_groups.iter().flat_map(|group| group.segments());
-        let bytes_total: u64 = segments.map(|segment| segment.bytes().len() as u64).sum();
+        let bytes_total: u64 = version.row_groups.iter().map(|group| group.encoded_bytes()).sum();
         let progress = self.start_progress("ALTER TABLE", &table.def, if computes { bytes_total } else { 0 });
         let rows = self.database.new_rows(&def, &placement)?;
         let database = self.database.clone();
@@ -91,8 +90,7 @@ impl Transaction {
                         }
                     });
                 }
-                let bytes: u64 = group.segments().iter().map(|segment| segment.bytes().len() as u64).sum();
-                progress.add(bytes, group.rows() as u64);
+                progress.add(group.encoded_bytes(), group.rows() as u64);
                 let group = RowGroup::from_segments(database.next_row_group_id(), segments)?;
                 rows.load(worker, &view, writes, Arc::new(group))?;
                 continue;

@@ -69,7 +69,7 @@ pub trait RowGroups: Send + Sync {
     fn loaded(&self, table: &Table, group: RowGroupId, rows: u64, places: Option<&[u8]>) -> Result<Arc<RowGroup>>;
 
     /// Of a merge, from where [`crate::MainPlaces`] put it.
-    fn merged(&self, table: &Table, group: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>>;
+    fn merged(&self, table: &Table, group: RowGroupId, rows: u64, places: &[u8]) -> Result<Arc<RowGroup>>;
 }
 
 /// A table whose rows are applied.
@@ -251,8 +251,8 @@ impl Follower {
                 main.group.iter().for_each(|(group, _)| database.ids.pass_row_group(*group));
                 // Of a table that is gone by now.
                 let Some(to) = self.stores.get(&main.store) else { continue };
-                let group =
-                    main.group.map(|(group, _)| self.groups.merged(&to.table, group, &main.places)).transpose()?;
+                let merged = |(group, rows)| self.groups.merged(&to.table, group, rows, &main.places);
+                let group = main.group.map(merged).transpose()?;
                 let what = What::Main(main.range, NewMain { group, dead: main.dead, horizon: main.horizon });
                 deal(Job { to: Arc::clone(to), ts: record.ts, what });
                 continue;

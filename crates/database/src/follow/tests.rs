@@ -44,7 +44,7 @@ impl RowGroups for Shared {
         group.map(Arc::new)
     }
 
-    fn merged(&self, table: &Table, group: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
+    fn merged(&self, table: &Table, group: RowGroupId, _: u64, places: &[u8]) -> Result<Arc<RowGroup>> {
         assert_eq!(places, table.rows.id().0.to_le_bytes());
         Ok(self.merged.0.lock()[&group].clone())
     }

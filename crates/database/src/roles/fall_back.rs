@@ -382,7 +382,7 @@ impl RowGroups for FileGroups {
         Ok(Arc::new(loaded))
     }
 
-    fn merged(&self, _: &Table, _: RowGroupId, _: &[u8]) -> Result<Arc<RowGroup>> {
+    fn merged(&self, _: &Table, _: RowGroupId, _: u64, _: &[u8]) -> Result<Arc<RowGroup>> {
         Err(Error::internal("what a merge made is read from a copy of the log"))
     }
 }

@@ -210,6 +210,7 @@ impl Following {
             }
         };
         crash_point("role.sealed");
+        let sealed = begun.elapsed();
         roles.state.lock().predecessor = predecessor;
         roles.changed.notify_all();
         while let Some(batch) = taking.next_batch()? {
@@ -218,6 +219,7 @@ impl Following {
         }
         let after = taking.tail().ts_max();
         crash_point("role.applied");
+        let applied = begun.elapsed();
         let config = LogConfig { bytes_max: database.config().log.bytes_max, ..LogConfig::new(roles.identity()) };
         let transactions = Arc::clone(database.transactions());
         // Below it, all have been appended.
@@ -226,11 +228,20 @@ impl Following {
         let term = primary.reign.term.0;
         // From here on statements of this process write.
         without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
+        let writes = begun.elapsed();
         // A panic is no reason for others to wait for ever, either.
         let settling = Settling(&roles);
         start_tiers(&roles, database, &primary)?;
         drop(settling);
-        tracing::info!(term, ms = begun.elapsed().as_millis() as u64, "this host is primary");
+        let us = |time: Duration| time.as_micros() as u64;
+        tracing::info!(
+            term,
+            sealed_us = us(sealed),
+            applied_us = us(applied),
+            writes_us = us(writes),
+            us = us(begun.elapsed()),
+            "this host is primary"
+        );
         Ok(Outcome::Primary)
     }
 }

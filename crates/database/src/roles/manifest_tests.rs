@@ -20,7 +20,7 @@ use tidepool_pool::pool::Pool;
 use tidepool_pool::words::Extent;
 
 /// Manifests are written when the test says so.
-fn open(place: &Place, name: &str, role: PoolRole) -> Arc<Database> {
+pub(super) fn open(place: &Place, name: &str, role: PoolRole) -> Arc<Database> {
     let mut config = place.config(name, role);
     if let Some(pool) = &mut config.pool {
         pool.tier1_interval = Duration::from_secs(3600);

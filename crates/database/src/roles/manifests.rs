@@ -139,5 +139,5 @@ fn manifest_of(member: &Member, root: Root) -> Result<Option<FoundManifest>> {
 fn uses_only(roles: &Roles, database: &Database, named: &HashSet<Extent>) -> bool {
     let spaces = database.tablespaces().list();
     let mut all = spaces.iter().chain([roles.places().space()]);
-    all.all(|space| space.mapped_extents().iter().all(|extent| named.contains(extent)))
+    all.all(|space| space.used_extents().iter().all(|extent| named.contains(extent)))
 }

@@ -14,6 +14,8 @@
 
 mod attach;
 #[cfg(test)]
+mod attach_tests;
+#[cfg(test)]
 mod dealt_tests;
 mod fall_back;
 mod following;

@@ -5,6 +5,9 @@
 //! in use here. What a process attaches it reads in place, wherever the table's placement says: in the tablespace of that
 //! name, if it is over the pool, so that its costs are those, and else in one that is nobody's.
 //!
+//! Attaching touches nothing of a row group: each segment is mapped and looked at when something of it is wanted first
+//! ([`Segment::attach_later`]). Until then the extents that it lies in count as used, and its place is known.
+//!
 //! | bytes of a place, for each column | |
 //! | --- | --- |
 //! | 8, 8 | where it begins in its first extent, and how long it is |
@@ -14,6 +17,8 @@
 use crate::Database;
 use crate::durability::redo::{broken, number};
 use crate::durability::small::MainPlaces;
+use crate::durability::storage::SavedFile;
+use crate::durability::tier1::{Placed, placed};
 use crate::follow::RowGroups;
 use crate::pool_host::PoolHost;
 use parking_lot::Mutex;
@@ -23,7 +28,7 @@ use tidepool_base::{Error, Result, RowGroupId, StoreId, TablespaceId};
 use tidepool_device::Location;
 use tidepool_pool::words::Extent;
 use tidepool_table::rows::NewMain;
-use tidepool_table::{Origin, Placement, RowGroup, Segment, SegmentPlace, Table, TableDef};
+use tidepool_table::{Origin, Placement, RowGroup, Segment, Table, TableDef};
 use tidepool_tablespace::{PoolPlace, Tablespace, TablespaceConfig};
 
 /// No tablespace with a name comes this far.
@@ -115,31 +120,39 @@ impl PoolPlaces {
         Ok(bytes)
     }
 
-    /// The row group that is at these places.
+    /// The row group of so many rows that is at these places.
     pub fn attach(
         &self,
-        database: &Database,
-        def: &TableDef,
+        database: &Arc<Database>,
+        def: &Arc<TableDef>,
         placement: &Placement,
         id: RowGroupId,
-        places: &[u8],
+        rows: usize,
+        places: impl IntoIterator<Item = Result<Placed>>,
     ) -> Result<Arc<RowGroup>> {
         // Two tables may come to have the same rows, where one takes the other's place.
         if let Some(group) = self.attached.lock().get(&id).and_then(Weak::upgrade) {
             return Ok(group);
         }
-        let (schema, rest) = (def.arrow_schema(), &mut &*places);
-        let origin: Arc<dyn Origin> = Arc::new(PoolOrigin(id));
+        let schema = def.arrow_schema();
+        let of_group = PoolOrigin {
+            id,
+            rows,
+            def: Arc::clone(def),
+            placement: placement.clone(),
+            database: Arc::downgrade(database),
+        };
+        let origin: Arc<dyn Origin> = Arc::new(of_group);
+        let mut places = places.into_iter();
         let mut segments = Vec::with_capacity(schema.fields().len());
         for (column, field) in schema.fields().iter().enumerate() {
-            let (place, head) = take(rest)?;
+            let Placed { at, head } = places.next().ok_or_else(|| broken("the places of a row group"))??;
             let named = database.tablespaces().get(placement.column(column));
             let space = named.ok().filter(|space| space.is_followed()).unwrap_or_else(|| Arc::clone(&self.space));
-            let region = space.attach_published(&place)?;
-            let place = SegmentPlace { offset: region.offset(), len: place.len, head };
-            segments.push(Arc::new(Segment::attach(region, &place, field, &origin, column)?));
+            let claimed = space.claim_published(at)?;
+            segments.push(Arc::new(Segment::attach_later(claimed, head, rows, field, &origin, column)?));
         }
-        if !rest.is_empty() {
+        if places.next().is_some() {
             return Err(broken("the places of a row group"));
         }
         let group = Arc::new(RowGroup::from_segments(id, segments)?);
@@ -197,30 +210,54 @@ pub(crate) struct PoolGroups {
 }
 
 impl PoolGroups {
-    fn attach(&self, table: &Table, id: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
+    fn attach(&self, table: &Table, id: RowGroupId, rows: u64, places: &[u8]) -> Result<Arc<RowGroup>> {
         let database = self.database.upgrade().ok_or_else(|| Error::internal("the database is closed"))?;
-        self.places.attach(&database, &table.def, &table.placement, id, places)
+        let rows = usize::try_from(rows).map_err(|_| broken("a row group has too many rows"))?;
+        let places = placed(places)?.into_iter().map(Ok);
+        self.places.attach(&database, &table.def, &table.placement, id, rows, places)
     }
 }
 
 impl RowGroups for PoolGroups {
     fn loaded(&self, table: &Table, group: RowGroupId, rows: u64, places: Option<&[u8]>) -> Result<Arc<RowGroup>> {
         let places = places.ok_or_else(|| broken("a load has no place in the pool"))?;
-        let attached = self.attach(table, group, places)?;
-        if attached.rows() as u64 == rows { Ok(attached) } else { Err(broken("a load has other rows")) }
+        self.attach(table, group, rows, places)
     }
 
-    fn merged(&self, table: &Table, group: RowGroupId, places: &[u8]) -> Result<Arc<RowGroup>> {
-        self.attach(table, group, places)
+    fn merged(&self, table: &Table, group: RowGroupId, rows: u64, places: &[u8]) -> Result<Arc<RowGroup>> {
+        self.attach(table, group, rows, places)
     }
 }
 
-/// There is no other copy of what is in the pool.
-#[derive(Debug)]
-struct PoolOrigin(RowGroupId);
+/// There is no other copy of what is in the pool, unless a second tier has the row group in a file.
+struct PoolOrigin {
+    id: RowGroupId,
+    rows: usize,
+    def: Arc<TableDef>,
+    placement: Placement,
+    database: Weak<Database>,
+}
+
+impl std::fmt::Debug for PoolOrigin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PoolOrigin({})", self.id.0)
+    }
+}
 
 impl Origin for PoolOrigin {
     fn segment(&self, column: usize) -> Result<Box<Segment>> {
-        Err(Error::corrupted(format!("column {} of row group {} is damaged in the pool", column + 1, self.0.0)))
+        let (id, number) = (self.id.0, column + 1);
+        if let Some(database) = self.database.upgrade()
+            && let Some(storage) = &database.storage
+        {
+            let file = SavedFile { id, rows: self.rows as u64, range: None };
+            match storage.copy_of_segment(&self.def, &self.placement, &file, database.tablespaces(), column) {
+                Ok(Some(copy)) => return Ok(copy),
+                Ok(None) => {}
+                Err(error) => tracing::error!("column {number} of row group {id} is damaged in the pool, and {error}"),
+            }
+        }
+        let error = Error::corrupted(format!("column {number} of row group {id} is damaged in the pool"));
+        Err(error.with_context(format!("table \"{}\"", self.def.name)))
     }
 }

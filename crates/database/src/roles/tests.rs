@@ -15,7 +15,7 @@ use tidepool_pool::pool::{CreateOptions, Pool};
 pub(super) const WAIT: Duration = Duration::from_secs(60);
 
 /// Rows of a transaction that make a row group of main.
-const LOAD: usize = SHORT_ROW_GROUP_ROWS + 50;
+pub(super) const LOAD: usize = SHORT_ROW_GROUP_ROWS + 50;
 
 pub(super) struct Place(tempfile::TempDir);
 

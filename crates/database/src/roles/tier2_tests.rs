@@ -1,5 +1,6 @@
 //! Pools that are lost or damaged: whatever was copied into the data folder is there again.
 
+use super::attach_tests::{damage, place_of};
 use super::manifest_tests::{assert_same, end, member, write_manifest};
 use super::tests::{Place, WAIT, catch_up, create, sequence};
 use super::*;
@@ -236,6 +237,32 @@ fn of_kind(pool: &tidepool_pool::pool::Pool, kind: tidepool_pool::words::Kind) -
     let all =
         books.layout.all_extents().map(|extent| (extent, pool.told(books.load(books.layout.owner(extent))).unwrap()));
     all.filter(|(_, owner)| owner.kind() == Some(kind)).map(|(extent, _)| extent.0).collect()
+}
+
+/// Nothing of main is looked at by a start. What is damaged there is read from the folder when it is wanted.
+#[test]
+fn what_is_damaged_of_main_is_read_from_the_folder() {
+    let place = Place::new();
+    let database = open(&place, "one", PoolRole::Primary, "data");
+    create(&database, "t");
+    insert_and_commit(&database, "t", 0..LOAD);
+    insert_and_commit(&database, "t", LOAD..2 * LOAD);
+    assert!(write_manifest(&database));
+    database.checkpoint().unwrap();
+    copied(&database);
+    let places = [(0, 0), (0, 1), (1, 1)].map(|(group, column)| place_of(&database, "t", group, column));
+    let expected = content(&database.version());
+    end(database);
+    // Heads of two columns, and what is behind that of another.
+    for (at, offset) in places.iter().zip([32, 4096, 40]) {
+        damage(&place, at, offset);
+    }
+    let database = open(&place, "two", PoolRole::Primary, "data");
+    assert_same(&content(&database.version()), &expected, "with what is in the folder");
+    check(&database);
+    insert_and_commit(&database, "t", 500_000..500_010);
+    assert!(write_manifest(&database));
+    database.close().unwrap();
 }
 
 /// A host that attached to a manifest writes changes of rows as they were as of that, and the folder's checkpoint is older.

@@ -519,7 +519,7 @@ impl Transaction {
             let segments = group.segments().iter().enumerate();
             segments
                 .filter(|(position, segment)| segment.tablespace().name() != placement.column(*position))
-                .map(|(_, segment)| segment.bytes().len() as u64)
+                .map(|(_, segment)| segment.encoded_bytes())
                 .sum()
         };
         let version = self.newest(&table);
@@ -549,7 +549,7 @@ impl Transaction {
             let mut place = |group: &Arc<RowGroup>| {
                 interrupted()?;
                 let moved = group.moved(space)?.map_or_else(|| group.clone(), Arc::new);
-                progress.add(group.segments().iter().map(|segment| segment.bytes().len() as u64).sum(), 0);
+                progress.add(group.encoded_bytes(), 0);
                 Ok(moved)
             };
             self.copy_rows(&version, table.placement.clone(), &mut place)

@@ -197,8 +197,7 @@ pub fn quote_identifier(name: &str) -> String {
 
 /// Encoded bytes in main, and bytes of delta.
 pub fn table_bytes(table: &TableVersion) -> (u64, u64) {
-    let main =
-        table.row_groups.iter().flat_map(|group| group.segments()).map(|segment| segment.bytes().len() as u64).sum();
+    let main = table.row_groups.iter().map(|group| group.encoded_bytes()).sum();
     let delta = table.delta_bytes();
     (main, delta)
 }

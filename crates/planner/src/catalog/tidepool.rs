@@ -172,7 +172,7 @@ fn memory(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-/// What a column's segments add up to.
+/// What a column's segments add up to. What turns out to be damaged is left out of all but the encoded bytes.
 #[derive(Default)]
 struct Sizes {
     raw: u64,
@@ -182,9 +182,11 @@ struct Sizes {
 
 impl Sizes {
     fn add(&mut self, segment: &Segment) {
-        self.raw += segment.raw_bytes();
-        self.encoded += segment.bytes().len() as u64;
-        *self.encodings.entry(format!("{:?}", segment.encoding())).or_default() += 1;
+        self.raw += segment.raw_bytes().unwrap_or_default();
+        self.encoded += segment.encoded_bytes();
+        if let Ok(encoding) = segment.encoding() {
+            *self.encodings.entry(format!("{encoding:?}")).or_default() += 1;
+        }
     }
 
     /// `Dictionary 6, Constant 1`: encodings with the number of segments, most first.

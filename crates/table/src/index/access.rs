@@ -280,7 +280,7 @@ fn scan_ns(version: &TableVersion, filters: &[ColumnFilter]) -> f64 {
     for segment in version.row_groups.iter().flat_map(|group| columns.iter().map(|column| &group.segments()[*column])) {
         total += segment.rows() as f64 * SCANNED_NS;
         if let Some(pacer) = segment.tablespace().pacer() {
-            total += pacer.model().device_ns(&Access::read_sequential(segment.bytes().len() as u64));
+            total += pacer.model().device_ns(&Access::read_sequential(segment.encoded_bytes()));
         }
     }
     total

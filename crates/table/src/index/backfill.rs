@@ -243,8 +243,10 @@ impl Backfill {
             return self.fetch_range(index, (Bound::Included(key), Bound::Included(key)));
         }
         for (place, part, group) in self.unfilled() {
-            let excludes = |one: &Predicate| one.excludes(group.segments()[one.column].statistics(), group.rows());
-            if predicates.iter().any(excludes) {
+            let excludes = |one: &Predicate| {
+                group.segments()[one.column].statistics().map(|known| one.excludes(known, group.rows()))
+            };
+            if any(&predicates, excludes)? {
                 continue;
             }
             let is_asked_often = part.lookups.fetch_add(1, Ordering::Relaxed) >= LOOKUPS_MAX;
@@ -265,12 +267,21 @@ impl Backfill {
 
     fn fetch_range(&self, index: &TableIndex, range: KeyRange<'_>) -> Result<()> {
         for (place, _, group) in self.unfilled() {
-            if may_have(index, group, range) {
+            if may_have(index, group, range)? {
                 self.fill(index, place, &|| Ok(()))?;
             }
         }
         Ok(())
     }
+}
+
+fn any<T>(all: &[T], is: impl Fn(&T) -> Result<bool>) -> Result<bool> {
+    for one in all {
+        if is(one)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Conditions that rows with a key meet, and perhaps others; none where none can be told.
@@ -313,15 +324,15 @@ fn datum_of(value: KeyValue<'_>, sql_type: SqlType) -> Option<Datum> {
 }
 
 /// Whether a row group may have keys in a range, by what is known of the key's first column.
-fn may_have(index: &TableIndex, group: &RowGroup, range: KeyRange<'_>) -> bool {
-    let statistics = group.segments()[index.positions()[0]].statistics();
+fn may_have(index: &TableIndex, group: &RowGroup, range: KeyRange<'_>) -> Result<bool> {
+    let statistics = group.segments()[index.positions()[0]].statistics()?;
     let key = |bound: &Option<Datum>| {
         let value = key_value(bound.as_ref()?, index.sql_type(0))?;
         index.codec().encode([value]).ok()
     };
-    let (Some(least), Some(greatest)) = (key(&statistics.min), key(&statistics.max)) else { return true };
+    let (Some(least), Some(greatest)) = (key(&statistics.min), key(&statistics.max)) else { return Ok(true) };
     if statistics.null_count > 0 {
-        return true;
+        return Ok(true);
     }
     let is_descending = index.codec().columns()[0].is_descending();
     let (first, last) = if is_descending { (greatest, least) } else { (least, greatest) };
@@ -334,5 +345,5 @@ fn may_have(index: &TableIndex, group: &RowGroup, range: KeyRange<'_>) -> bool {
         Bound::Included(lower) | Bound::Excluded(lower) => &last[..] < lower && !lower.starts_with(&last),
         Bound::Unbounded => false,
     };
-    !is_above && !is_below
+    Ok(!is_above && !is_below)
 }

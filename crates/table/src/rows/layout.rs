@@ -270,8 +270,8 @@ impl RowLayout {
         else {
             return Err(Error::internal("a row group's columns are not the table's"));
         };
-        segment.charge_one();
         let segment = segment.sound()?;
+        segment.charge_one();
         assert!(row < segment.rows(), "row {row} of {}", segment.rows());
         let (blob, payload) = (segment.blob(), segment.payload());
         if !segment.validity().is_valid(blob, row) {
@@ -689,7 +689,7 @@ mod tests {
             });
             let batch = RecordBatch::try_new(def.arrow_schema(), arrays.collect()).unwrap();
             let group = RowGroup::encode(RowGroupId(1), &batch, &placement, &spaces).unwrap();
-            encodings.extend(group.segments().iter().map(|segment| segment.encoding().name()));
+            encodings.extend(group.segments().iter().map(|segment| segment.encoding().unwrap().name()));
             let images = layout.rows(&batch).unwrap();
             let (mut expected, mut image) = (Vec::new(), Vec::new());
             for row in (0..rows).step_by(if cfg!(miri) { 13 } else { 1 }) {

@@ -59,7 +59,10 @@ impl MainPart {
     /// `dead` has a bit for each row of the group, or is empty when none is dead.
     pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>, upto: u64) -> MainPart {
         let mut part = MainPart { group, dead, live_rows: 0, upto, made_at: upto, witness: Witness::written() };
-        part.live_rows = (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum();
+        part.live_rows = match part.is_whole() {
+            true => part.group.rows(),
+            false => (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum(),
+        };
         part
     }
 

@@ -158,7 +158,8 @@ impl RowStore {
             let Some(range) = self.directory.get(number) else { break };
             let main = range.main(view);
             let mut end = 0;
-            for word in 0..WORDS {
+            let words = if range.has_marks() { WORDS } else { 0 };
+            for word in 0..words {
                 let mut headed = range.headed(word);
                 while headed != 0 {
                     let position = word * 64 + headed.trailing_zeros() as usize;

@@ -4,13 +4,15 @@
 //! at stripes of its own window, in that order and to be read alone, and takes the run's pages in main's book, as its owner
 //! did. Runs in the same extents share stripes. A stripe is unmapped when the last of its runs is given back; the extent is not the
 //! reader's to give back.
+//!
+//! A place may be *claimed* before it is mapped. Its extents count as used from then on, and so do its bytes.
 
 use super::{Class, FULL, Growth, Lease, Leased, Lessor, SHARED, lock};
 use crate::{Purpose, Region, Tablespace};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{Error, Result};
 use tidepool_device::{PAGE_BYTES, Protection};
 use tidepool_pool::words::Extent;
@@ -25,9 +27,39 @@ pub struct PoolPlace {
     pub len: u64,
 }
 
-/// By an extent that runs begin in, the stripe at which it was mapped last. That may have another extent by now.
+/// What is not the tablespace's own.
 #[derive(Debug, Default)]
-pub(super) struct Attached(Mutex<HashMap<Extent, usize>>);
+pub(super) struct Attached {
+    /// By an extent that runs begin in, the stripe at which it was mapped last. That may have another extent by now.
+    mapped: Mutex<HashMap<Extent, usize>>,
+    /// By extent, how many places in it are claimed.
+    claims: Mutex<HashMap<Extent, u32>>,
+    /// Of claimed places that are not mapped, in whole pages.
+    claimed_bytes: AtomicU64,
+}
+
+/// A run of main that another host put into the pool, which is mapped when it is wanted first. Its extents count as used as long as it
+/// is there.
+#[derive(Debug)]
+pub struct Claimed {
+    space: Arc<Tablespace>,
+    place: PoolPlace,
+    was_mapped: AtomicBool,
+}
+
+impl Attached {
+    pub fn claimed_bytes(&self) -> u64 {
+        self.claimed_bytes.load(Ordering::Relaxed)
+    }
+
+    fn mapped(&self) -> MutexGuard<'_, HashMap<Extent, usize>> {
+        self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn claims(&self) -> MutexGuard<'_, HashMap<Extent, u32>> {
+        self.claims.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
 
 impl Region {
     /// Where other hosts find its bytes: of main that outlives its process, in a pool.
@@ -52,25 +84,45 @@ impl Region {
 }
 
 impl Tablespace {
-    /// A run of main that a host of this one's database put there, to be read. The caller knows that it stays there: a manifest or
-    /// a record names it, and this host holds that. 22023 where there is no such place, 53200 without addresses for it.
-    pub fn attach_published(self: &Arc<Self>, place: &PoolPlace) -> Result<Region> {
+    /// What other hosts have put there, with the end of the place in bytes from its first extent on. XX001 where there is no such
+    /// place.
+    fn published(&self, place: &PoolPlace) -> Result<(&Leased, u64)> {
         let wrong = || Error::corrupted("a place in the pool does not make sense").with_detail(format!("{place:?}"));
         let leased = self.leased.as_deref().filter(|leased| leased.is_written_once(Class::Main));
         let leased = leased.ok_or_else(|| Error::internal("a tablespace without a pool has nothing of other hosts"))?;
-        let (stripe_bytes, len) = (leased.stripe_bytes as u64, place.len);
-        let end = place.offset.checked_add(len).ok_or_else(wrong)?;
-        let is_right = len > 0
+        let stripe_bytes = leased.stripe_bytes as u64;
+        let end = place.offset.checked_add(place.len).ok_or_else(wrong)?;
+        let is_right = place.len > 0
             && place.offset < stripe_bytes
             && place.offset.is_multiple_of(PAGE_BYTES as u64)
             && end.div_ceil(stripe_bytes) == place.extents.len() as u64;
         if !is_right || !place.extents.iter().all(|extent| leased.lessor.has(*extent)) {
             return Err(wrong());
         }
-        let known = {
-            let attached = leased.attached.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            attached.get(&place.extents[0]).copied()
-        };
+        Ok((leased, end))
+    }
+
+    /// As [`Tablespace::attach_published`], of a run that is mapped when it is wanted.
+    pub fn claim_published(self: &Arc<Self>, place: PoolPlace) -> Result<Claimed> {
+        let (leased, _) = self.published(&place)?;
+        let mut claims = leased.attached.claims();
+        for extent in &place.extents {
+            *claims.entry(*extent).or_default() += 1;
+        }
+        drop(claims);
+        let claimed = Claimed { space: Arc::clone(self), place, was_mapped: AtomicBool::new(false) };
+        leased.attached.claimed_bytes.fetch_add(claimed.bytes(), Ordering::Relaxed);
+        self.add_attached(claimed.bytes());
+        self.note_leases(leased);
+        Ok(claimed)
+    }
+
+    /// A run of main that a host of this one's database put there, to be read. The caller knows that it stays there: a manifest or
+    /// a record names it, and this host holds that. XX001 where there is no such place, 53200 without addresses for it.
+    pub fn attach_published(self: &Arc<Self>, place: &PoolPlace) -> Result<Region> {
+        let (leased, end) = self.published(place)?;
+        let len = place.len;
+        let known = leased.attached.mapped().get(&place.extents[0]).copied();
         let first;
         {
             let mut growing = leased.grow().ok_or_else(|| Error::internal("a place is attached within a lease"))?;
@@ -109,7 +161,7 @@ impl Tablespace {
             extents.close_open(run.clone());
             self.add_attached((run.len() * PAGE_BYTES) as u64);
         }
-        leased.attached.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(place.extents[0], first);
+        leased.attached.mapped().insert(place.extents[0], first);
         self.note_leases(leased);
         let offset = first * leased.stripe_bytes + place.offset as usize;
         // SAFETY: within the window.
@@ -123,30 +175,34 @@ impl Tablespace {
         self.leased.as_deref().is_some_and(|leased| leased.keeps && leased.is_written_once(Class::Main))
     }
 
-    /// The extents of main that are mapped here: something in them is used.
-    pub fn mapped_extents(&self) -> Vec<Extent> {
+    /// The extents of main in which something is used here: those that are mapped, and those with places that are claimed. One may come
+    /// more than once.
+    pub fn used_extents(&self) -> Vec<Extent> {
         self.extents_of_main(|_| true)
     }
 
-    /// Of these, what another process put there.
+    /// Of these, what another process put there. All that is claimed is.
     pub fn attached_extents(&self) -> Vec<Extent> {
         self.extents_of_main(|lease| lease.is_others)
     }
 
     fn extents_of_main(&self, counts: impl Fn(&Lease) -> bool) -> Vec<Extent> {
         let Some(leased) = self.leased.as_deref() else { return Vec::new() };
-        let mut mapped = Vec::new();
+        // First: what is mapped now and claimed no more is found to be mapped.
+        let claimed: Vec<Extent> = leased.attached.claims().keys().copied().collect();
+        let mut used = Vec::new();
         loop {
             // Not under the lock.
-            mapped.clear();
-            mapped.reserve(leased.held.load(Ordering::Relaxed) + 64);
-            let Some(growing) = leased.grow() else { return mapped };
+            used.clear();
+            used.reserve(leased.held.load(Ordering::Relaxed) + 64 + claimed.len());
+            used.extend_from_slice(&claimed);
+            let Some(growing) = leased.grow() else { return used };
             let leases = growing.growth.leases[..growing.growth.end].iter().filter_map(|bits| Lease::of(*bits));
             let of_main = leases.filter(|lease| lease.class == Class::Main && counts(lease));
             let mut of_main = of_main.map(|lease| lease.extent);
-            mapped.extend(of_main.by_ref().take(mapped.capacity()));
+            used.extend(of_main.by_ref().take(used.capacity() - claimed.len()));
             if of_main.next().is_none() {
-                return mapped;
+                return used;
             }
         }
     }
@@ -168,6 +224,54 @@ impl Tablespace {
         leased.main[stripe].store(FULL | SHARED, Ordering::Relaxed);
         leased.held.fetch_add(1, Ordering::Relaxed);
         true
+    }
+}
+
+impl Claimed {
+    pub fn tablespace(&self) -> &Arc<Tablespace> {
+        &self.space
+    }
+
+    pub fn place(&self) -> &PoolPlace {
+        &self.place
+    }
+
+    /// The run, to be read. 53200 without addresses for it.
+    pub fn attach(&self) -> Result<Region> {
+        let region = self.space.attach_published(&self.place)?;
+        self.count_no_more();
+        Ok(region)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.place.len.next_multiple_of(PAGE_BYTES as u64)
+    }
+
+    /// Its bytes are counted by others from now on, or by nobody.
+    fn count_no_more(&self) {
+        if let Some(leased) = self.space.leased.as_deref()
+            && !self.was_mapped.swap(true, Ordering::Relaxed)
+        {
+            leased.attached.claimed_bytes.fetch_sub(self.bytes(), Ordering::Relaxed);
+            self.space.subtract(Purpose::Main, self.bytes());
+            self.space.note_leases(leased);
+        }
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        self.count_no_more();
+        let Some(leased) = self.space.leased.as_deref() else { return };
+        let mut claims = leased.attached.claims();
+        for extent in &self.place.extents {
+            if let Some(count) = claims.get_mut(extent) {
+                *count -= 1;
+                if *count == 0 {
+                    claims.remove(extent);
+                }
+            }
+        }
     }
 }
 

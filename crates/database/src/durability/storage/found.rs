@@ -99,7 +99,7 @@ impl Held {
         self.images.retain(|_, image| image_stays(image));
         let mut kept: BTreeMap<TablespaceId, Vec<(u64, usize)>> = BTreeMap::new();
         for segment in self.groups.values().flat_map(of_group) {
-            kept.entry(segment.tablespace().id()).or_default().push(segment.extent());
+            kept.entry(segment.tablespace().id()).or_default().extend(segment.extent());
         }
         for (_, image) in self.images.values() {
             kept.entry(image.tablespace().id()).or_default().push((image.offset(), image.len()));
@@ -262,6 +262,21 @@ impl Storage {
         }))
     }
 
+    /// A row group's segment from its file. `None`: there is no such file.
+    pub fn copy_of_segment(
+        &self,
+        def: &Arc<TableDef>,
+        placement: &Placement,
+        file: &SavedFile,
+        spaces: &Tablespaces,
+        column: usize,
+    ) -> Result<Option<Box<Segment>>> {
+        if !self.state.lock().stored.contains_key(&FileKey { kind: Kind::Main, id: file.id }) {
+            return Ok(None);
+        }
+        self.origin(def, placement, file, spaces)?.segment(column).map(Some)
+    }
+
     /// Takes what was found of a row group, and reads the rest from its file.
     pub fn load_group(
         &self,
@@ -276,9 +291,8 @@ impl Storage {
         let mut segments = found.groups.lock().remove(&file.id).unwrap_or_default();
         segments.resize_with(columns, || None);
         let missing: Vec<usize> = (0..columns).filter(|column| segments[*column].is_none()).collect();
-        let bytes = |segments: &[Option<Segment>]| -> u64 {
-            segments.iter().flatten().map(|segment| segment.bytes().len() as u64).sum()
-        };
+        let bytes =
+            |segments: &[Option<Segment>]| -> u64 { segments.iter().flatten().map(Segment::encoded_bytes).sum() };
         let attached_bytes = bytes(&segments);
         self.restarted.attached.fetch_add((columns - missing.len()) as u64, Ordering::Relaxed);
         self.restarted.attached_bytes.fetch_add(attached_bytes, Ordering::Relaxed);
@@ -307,7 +321,7 @@ impl Storage {
         for (group, places) in groups.iter().zip(&saved.places) {
             // One that was read from its file is elsewhere, as the next manifest will say.
             let is_there = |(segment, place): (&Arc<Segment>, &Option<(usize, SegmentPlace)>)| {
-                place.as_ref().is_none_or(|(_, place)| segment.extent() == (place.offset, place.len as usize))
+                place.as_ref().is_none_or(|(_, place)| segment.extent() == Some((place.offset, place.len as usize)))
             };
             let known = places.parse::<Places>();
             if !known.is_ok_and(|places| group.segments().iter().zip(&places.0).all(is_there)) {

@@ -451,7 +451,7 @@ impl Storage {
                 if let Some(group) = table.rows.range(view, number).and_then(|range| range.group().cloned()) {
                     census.present_row_group(group.id(), table.def.id, table.rows.id())?;
                     let key = FileKey { kind: Kind::Main, id: group.id().0 };
-                    known.stored.insert(key, Some(group.checksum()));
+                    known.stored.insert(key, group.checksum().ok());
                     known.named.insert(key);
                 }
             }
@@ -490,7 +490,7 @@ impl Storage {
 
     fn write_group(&self, def: &TableDef, group: &RowGroup, written: &mut Vec<FileKey>) -> Result<()> {
         let key = FileKey { kind: Kind::Main, id: group.id().0 };
-        let checksum = group.checksum();
+        let checksum = group.checksum()?;
         {
             let mut state = self.state.lock();
             let trusts = state.trusts;

@@ -1,21 +1,27 @@
 //! Attaching to what a manifest names: main where it lies, and what of tables main does not show.
+//!
+//! Nothing of main is touched, so that it takes as long however much there is. What decides whether the pool has the database is
+//! looked at: the manifest as a whole, by its checksums; that every place that it names makes sense; and that the books of the pool
+//! still have every extent that it names for this database. A segment is looked at when something of it is wanted first: what is
+//! damaged then is told to whoever wants it, as damage behind a segment's head always was.
 
 use super::found::FoundManifest;
 use super::room::read;
-use super::{TableView, reader::damaged};
+use super::{ManifestView, TableView, reader::damaged};
 use crate::catalog::relation::RelationName;
 use crate::catalog::state::{Catalog, DatabaseState};
 use crate::durability::ids;
-use crate::durability::storage::{SavedTable, parallel, restore_delta_bytes};
-use crate::roles::places::{PoolPlaces, put};
+use crate::durability::storage::{SavedTable, restore_delta_bytes};
+use crate::roles::places::PoolPlaces;
 use crate::{Database, Sequence};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, TableId};
+use tidepool_base::{CommitTs, Result, TableId};
 use tidepool_pool::member::Member;
+use tidepool_pool::words::{Kind, Owner};
 use tidepool_table::rows::RowStore;
-use tidepool_table::{Table, TableDef};
+use tidepool_table::{ROW_GROUP_ROWS, Table, TableDef};
 use tidepool_txn::Worker;
 
 /// What attaching came upon.
@@ -25,6 +31,23 @@ pub(crate) struct Attached {
     pub ranges: usize,
     pub image_rows: u64,
     pub took: Duration,
+}
+
+/// XX001 unless the pool's books have for the database what a manifest names. The host holds the root that names it.
+fn check_named(member: &Member, view: &ManifestView<'_>) -> Result<()> {
+    let (pool, books) = (member.pool(), member.pool().books());
+    for extent in view.named_extents() {
+        if extent.0 >= books.layout.extents {
+            return Err(damaged("an extent that it names is not the pool's"));
+        }
+        match pool.told(books.load(books.layout.owner(extent)))? {
+            Owner::Shared { database, .. } | Owner::Orphan { database, .. } if database == member.database() => {}
+            // A host that lives goes on filling it. Of a device that is away it is told where something there is read.
+            Owner::Filling { kind: Kind::Main, .. } | Owner::Absent => {}
+            owner => return Err(damaged(&format!("extent {}, which it names, is {}", extent.0, owner.text()))),
+        }
+    }
+    Ok(())
 }
 
 impl Database {
@@ -40,6 +63,7 @@ impl Database {
         let mut attached = Attached::default();
         let ts = found.header.commit_ts;
         let view = found.view()?;
+        check_named(member, &view)?;
         let tables: HashMap<TableId, TableView<'_>> =
             view.tables().map(|table| table.map(|table| (table.id, table))).collect::<Result<_>>()?;
         let worker = self.transactions().worker()?;
@@ -83,7 +107,7 @@ impl Database {
 
     #[expect(clippy::too_many_arguments, reason = "what attaching has at hand")]
     fn attach_table(
-        &self,
+        self: &Arc<Self>,
         member: &Member,
         groups: &PoolPlaces,
         worker: &Worker,
@@ -96,21 +120,6 @@ impl Database {
         def.number_columns();
         let def = Arc::new(def);
         let rows: Arc<RowStore> = self.rows_of_store(of.store, &def, &saved.placement)?;
-        let ranges = of.ranges().collect::<Result<Vec<_>>>()?;
-        let open = |range: &super::RangeView<'_>| {
-            let mut places = Vec::new();
-            for column in 0..of.columns {
-                let place = range.segment(column)?;
-                put(&mut places, &place.at, place.head);
-            }
-            let group = groups.attach(self, &def, &saved.placement, range.group, &places)?;
-            if group.rows() as u64 != range.rows {
-                let (has, says) = (group.rows(), range.rows);
-                return Err(Error::corrupted(format!("a row group has {has} rows, the manifest says {says}")));
-            }
-            Ok((group, range.dead()?))
-        };
-        let opened = parallel(&ranges, self.config().threads, open)?;
         let view = worker.snapshot_now();
         for image in of.images() {
             let image = image?;
@@ -118,14 +127,19 @@ impl Database {
             restore_delta_bytes(&def, image.number, image.rows, &bytes, &rows, &view, ts)?;
             attached.image_rows += image.rows;
         }
-        for (range, (group, dead)) in ranges.iter().zip(opened) {
-            rows.restore_main_made_at(worker, range.number, group, dead, range.made_at)?;
+        for range in of.ranges() {
+            let range = range?;
+            let count = usize::try_from(range.rows).ok().filter(|rows| (1..=ROW_GROUP_ROWS).contains(rows));
+            let count = count.ok_or_else(|| damaged("a row group has an impossible number of rows"))?;
+            let places = (0..of.columns).map(|column| range.segment(column));
+            let group = groups.attach(self, &def, &saved.placement, range.group, count, places)?;
+            rows.restore_main_made_at(worker, range.number, group, range.dead()?, range.made_at)?;
+            attached.ranges += 1;
         }
         rows.end_restoring(&view);
         // The log brings rows to any place; those that this process writes one day go to new ranges.
         rows.seal();
         attached.tables += 1;
-        attached.ranges += ranges.len();
         Ok(Table::new(def, saved.placement.clone(), rows))
     }
 }

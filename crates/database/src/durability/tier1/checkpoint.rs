@@ -7,8 +7,8 @@
 //!
 //! # What goes back to the pool
 //!
-//! An extent that no tablespace of the primary has mapped any more is named by no record that is still to come. So those
-//! that were unmapped *before* a manifest was begun, and that it does not name, are named by none from its position on. They
+//! An extent in which the primary uses nothing any more is named by no record that is still to come. What it has attached to counts as
+//! used, be it mapped or not. So those that were unused *before* a manifest was begun, and that it does not name, are named by none from its position on. They
 //! go back when the manifest *after* that is in force and every host holds that: the pool keeps the manifest before the one
 //! in force, with the log from there on and all that it and that log name, for hosts that find the one in force damaged.
 //! Both facts stay true of what an extent was then. A primary that sleeps, and acts on them when another host has used the
@@ -16,7 +16,7 @@
 //!
 //! A primary that followed before may still look at what its predecessor let go of: by statements that began then, and by mains
 //! that have not taken the place of others yet. Its predecessor may be asleep, and wake. So the primary holds what it held when
-//! it followed, until it has nothing mapped any more that another process made and the manifest in force does not name.
+//! it followed, until it uses nothing any more that another process made and the manifest in force does not name.
 
 use super::found::FoundManifest;
 use super::room::{Run, shared_extents};
@@ -52,7 +52,7 @@ struct State {
     root: Root,
     /// The manifest in force; `None`: there is none.
     in_force: Option<InForce>,
-    /// Extents that nobody here had mapped when the manifest in force was begun.
+    /// Extents in which nothing was used here when the manifest in force was begun.
     unused: HashMap<Extent, Owner>,
     /// Those that go back as soon as every host holds a root from the one of this generation on.
     owed: HashMap<Extent, (Owner, Generation)>,
@@ -256,12 +256,12 @@ impl Checkpoints {
             .with_detail(format!("This host was its primary in term {}.", self.reign.term.0))
     }
 
-    /// Extents of the database that several hosts may read, and that this one has not mapped.
+    /// Extents of the database that several hosts may read, and in which this one uses nothing.
     fn unused(&self, database: &Database) -> Result<HashMap<Extent, Owner>> {
-        // First what there is: what is published from here on is mapped.
+        // First what there is: what is published from here on is used.
         let mut unused = shared_extents(&self.member)?;
         for space in database.tablespaces().list().iter().chain([self.groups.space()]) {
-            for extent in space.mapped_extents() {
+            for extent in space.used_extents() {
                 unused.remove(&extent);
             }
         }
@@ -280,12 +280,12 @@ impl Checkpoints {
             before.named.contains(extent) || state.in_force.as_ref().is_none_or(|now| now.named.contains(extent))
         };
         let spaces = database.tablespaces().list();
-        // One that was mapped meanwhile has been named by something all the time: none is.
-        let mapped: HashSet<Extent> =
-            spaces.iter().chain([self.groups.space()]).flat_map(|space| space.mapped_extents()).collect();
+        // One that came to be used meanwhile has been named by something all the time: none is.
+        let used: HashSet<Extent> =
+            spaces.iter().chain([self.groups.space()]).flat_map(|space| space.used_extents()).collect();
         let was_unused = |extent: &Extent, owner: &Owner| state.unused.get(extent) == Some(owner);
         let goes =
-            |extent: &Extent, owner: &Owner| was_unused(extent, owner) && !is_named(extent) && !mapped.contains(extent);
+            |extent: &Extent, owner: &Owner| was_unused(extent, owner) && !is_named(extent) && !used.contains(extent);
         unused.iter().filter(|(extent, owner)| goes(extent, owner)).map(|(extent, owner)| (*extent, *owner)).collect()
     }
 

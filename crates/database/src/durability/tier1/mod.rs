@@ -49,7 +49,7 @@ mod tests;
 
 pub(crate) use checkpoint::{Checkpoints, Written};
 pub(crate) use found::FoundManifest;
-use reader::{ManifestView, RangeView, TableView};
+use reader::{ManifestView, TableView};
 use writer::ManifestWriter;
 
 use crate::roles::places::take;
@@ -105,7 +105,7 @@ pub(crate) struct LogPoint {
 }
 
 /// Of a row group, as the log has them.
-fn placed(places: &[u8]) -> Result<Vec<Placed>> {
+pub(crate) fn placed(places: &[u8]) -> Result<Vec<Placed>> {
     let (rest, mut all) = (&mut &*places, Vec::new());
     while !rest.is_empty() {
         let (at, head) = take(rest)?;

@@ -263,7 +263,9 @@ mod tests {
             let values: Vec<i64> = (0..rows).map(|_| base + (next() >> (64 - width)) as i64).collect();
             let array: ArrayRef = Arc::new(Int64Array::from(values.clone()));
             let segment = Segment::encode(&array, &field(SqlType::BigInt), &space).unwrap();
-            let Payload::Ints(ints) = segment.payload() else { panic!("integers are {}", segment.encoding()) };
+            let encoding = segment.encoding().unwrap();
+            let segment = segment.sound().unwrap();
+            let Payload::Ints(ints) = segment.payload() else { panic!("integers are {encoding}") };
             frames += usize::from(matches!(ints, Ints::Frame(_)));
             let value = |row: usize| values[row % rows];
             let (a, b) = (value(5).min(value(6)), value(5).max(value(6)));
