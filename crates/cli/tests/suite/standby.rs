@@ -23,7 +23,7 @@ impl RowGroups for NoGroups {
         Err(Error::internal("a row group where none was expected"))
     }
 
-    fn merged(&self, _: &Table, _: RowGroupId, _: &[u8]) -> Result<Arc<RowGroup>> {
+    fn merged(&self, _: &Table, _: RowGroupId, _: u64, _: &[u8]) -> Result<Arc<RowGroup>> {
         Err(Error::internal("a main where none was expected"))
     }
 }
