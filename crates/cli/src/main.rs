@@ -50,8 +50,10 @@ enum Command {
     Check(upkeep::CheckArgs),
     /// Copy a database while it is at work
     Backup(upkeep::BackupArgs),
-    /// Make a data folder of a backup
+    /// Make a data folder of a backup, and of the log since then up to a moment
     Restore(upkeep::RestoreArgs),
+    /// Remove what recoveries from a backup, and from later ones, do not need of an archive
+    ArchiveCleanup(upkeep::ArchiveCleanupArgs),
     /// Give up a log that is lost or damaged, and what was committed since the last checkpoint
     ResetLog(upkeep::ResetLogArgs),
     /// Go on without a file of sequences that is lost or damaged: values since the last checkpoint may be given again
@@ -106,6 +108,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => upkeep::check(&runtime, &args),
         Command::Backup(args) => upkeep::backup(&runtime, &args),
         Command::Restore(args) => upkeep::restore(&args),
+        Command::ArchiveCleanup(args) => upkeep::archive_cleanup(&args),
         Command::ResetLog(args) => upkeep::reset_log(&args),
         Command::ResetSequences(args) => upkeep::reset_sequences(&args),
         Command::Advise(args) => advise::run(&runtime, args),

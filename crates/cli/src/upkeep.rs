@@ -1,11 +1,12 @@
-//! `tidepool check`, `backup`, `restore`, `reset-log` and `reset-sequences`.
+//! `tidepool check`, `backup`, `restore`, `archive-cleanup`, `reset-log` and `reset-sequences`.
 
 use crate::config::DatabaseArgs;
 use crate::rows::{literal, query};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::SystemTime;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::{Checked, Copied};
+use tidepool_database::{Checked, Copied, Lsn, RecoveryTarget};
 use tidepool_device::Location;
 use tokio::runtime::Runtime;
 
@@ -38,6 +39,27 @@ pub struct RestoreArgs {
     /// Where a tablespace is to be instead of where it was, as in pool=file:/mnt/pmem/pool. May come several times
     #[arg(long = "tablespace", value_name = "NAME=LOCATION", value_parser = moved)]
     tablespaces: Vec<(String, Location)>,
+    /// Go on from the backup with the log that was archived there (log.archive), to the end or to a target
+    #[arg(long, value_name = "FOLDER")]
+    archive: Option<PathBuf>,
+    /// Restore what was committed by then, as in '2026-11-27 12:00:00+00'; UTC where it names no zone
+    #[arg(long, value_name = "TIME", requires = "archive", conflicts_with = "target_lsn")]
+    target_time: Option<String>,
+    /// Restore what the log had up to there, as pg_current_wal_lsn() says it
+    #[arg(long, value_name = "LSN", requires = "archive")]
+    target_lsn: Option<Lsn>,
+    /// Stop just before the target, not just after it
+    #[arg(long, requires = "archive")]
+    target_exclusive: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ArchiveCleanupArgs {
+    /// The archive (log.archive)
+    archive: PathBuf,
+    /// The oldest backup that is to be recovered from
+    #[arg(long, value_name = "FOLDER")]
+    oldest_backup: PathBuf,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -119,10 +141,39 @@ pub fn backup(runtime: &Runtime, args: &BackupArgs) -> Result<ExitCode> {
 
 pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     let config = args.database.builder()?.build()?;
-    let Copied { tables, files, bytes, .. } =
-        tidepool_database::restore(&args.folder, &config, &args.tablespaces, &|| Ok(()))?;
     let folder = config.data_dir.as_deref().map(|folder| folder.display().to_string()).unwrap_or_default();
-    println!("{folder}: {tables} tables in {files} files, {}", ByteSize(bytes));
+    let shown = |copied: &Copied| {
+        println!("{folder}: {} tables in {} files, {}", copied.tables, copied.files, ByteSize(copied.bytes));
+    };
+    let Some(archive) = &args.archive else {
+        shown(&tidepool_database::restore(&args.folder, &config, &args.tablespaces, &|| Ok(()))?);
+        return Ok(ExitCode::SUCCESS);
+    };
+    let inclusive = !args.target_exclusive;
+    let target = match (&args.target_time, args.target_lsn) {
+        (Some(time), _) => {
+            let us = tidepool_database::text::parse_moment(time)?;
+            RecoveryTarget::Time { us: us.max(0).cast_unsigned(), inclusive }
+        }
+        (None, Some(lsn)) => RecoveryTarget::Lsn { lsn, inclusive },
+        (None, None) => RecoveryTarget::End,
+    };
+    let recovered =
+        tidepool_database::recover_to(&args.folder, archive, &config, &args.tablespaces, target, &|| Ok(()))?;
+    shown(&recovered.copied);
+    let at = recovered.last_at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let until = at.map_or_else(
+        || "nothing beyond the backup".to_owned(),
+        |at| format!("the last of them at {}", tidepool_database::text::moment_text(at.as_micros() as i64)),
+    );
+    let term = if recovered.term > 0 { format!(" of term {}", recovered.term) } else { String::new() };
+    println!("{} transactions of the log, {until}, LSN {}{term}", recovered.transactions, recovered.lsn);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn archive_cleanup(args: &ArchiveCleanupArgs) -> Result<ExitCode> {
+    let (segments, rows) = tidepool_database::remove_archive_before(&args.oldest_backup, &args.archive)?;
+    println!("removed {segments} segments of the log and {rows} files of rows");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -62,6 +62,8 @@
 //! size = "1GB"                     # a checkpoint is made before it takes more
 //! segment_size = "16MB"
 //! checkpoint_timeout = "5min"      # and at least so often, if there is something to write
+//! archive = "/backup/archive"      # keep the log there, to recover to a moment; without it the log is not kept
+//! archive_timeout = "1min"         # and at most so late
 //!
 //! [workload.transactions]
 //! running_max = 64                 # transactions at once
@@ -365,6 +367,10 @@ pub struct LogSettings {
     pub segment_bytes: usize,
     /// The longest time between checkpoints, if there is anything to write.
     pub checkpoint_timeout: Duration,
+    /// A folder that the log is archived in.
+    pub archive: Option<PathBuf>,
+    /// What is durable is archived within this time.
+    pub archive_timeout: Duration,
 }
 
 impl Default for LogSettings {
@@ -375,6 +381,8 @@ impl Default for LogSettings {
             bytes_max: 1 << 30,
             segment_bytes: 16 << 20,
             checkpoint_timeout: Duration::from_secs(300),
+            archive: None,
+            archive_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -778,7 +786,7 @@ impl ConfigBuilder {
             };
             self.tablespaces.push((space.name, spec));
         }
-        let FileLog { folder, tablespace, size, segment_size, checkpoint_timeout } = file.log;
+        let FileLog { folder, tablespace, size, segment_size, checkpoint_timeout, archive, archive_timeout } = file.log;
         if folder.is_some() && tablespace.is_some() {
             return Err(config_error(format!("{file_name}: log.folder and log.tablespace exclude each other")));
         }
@@ -790,6 +798,10 @@ impl ConfigBuilder {
         }
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
+        }
+        self.log.archive = archive.or(self.log.archive);
+        if let Some(text) = archive_timeout {
+            self.log.archive_timeout = duration(&text).map_err(context("log.archive_timeout"))?;
         }
         let FilePool {
             location,
@@ -878,6 +890,7 @@ impl ConfigBuilder {
                 "FAR" => self = self.far(&value).map_err(wrong)?,
                 "LOG_FOLDER" => (self.log.folder, self.log.tablespace) = (Some(value.into()), None),
                 "LOG_TABLESPACE" => (self.log.folder, self.log.tablespace) = (None, Some(value)),
+                "LOG_ARCHIVE" => self.log.archive = Some(value.into()),
                 "LOG_SIZE" => self.log.bytes_max = value.parse::<ByteSize>().map_err(wrong)?.0,
                 "LISTEN" => self.server.listen = value,
                 "SOCKET_DIRECTORY" => self.server.socket_directory = Some(value.into()),
@@ -1115,6 +1128,12 @@ impl ConfigBuilder {
         if self.log.checkpoint_timeout < Duration::from_secs(1) {
             return Err(config_error("log.checkpoint_timeout must be at least 1s"));
         }
+        if self.log.archive_timeout < Duration::from_millis(100) {
+            return Err(config_error("log.archive_timeout must be at least 100ms"));
+        }
+        if self.log.archive.is_some() && self.data_dir.is_none() {
+            return Err(config_error("log.archive needs a data folder"));
+        }
         if self.temp_tablespaces.is_empty() {
             return Err(config_error("temp_tablespaces must name at least one tablespace"));
         }
@@ -1300,6 +1319,8 @@ struct FileLog {
     size: Option<Size>,
     segment_size: Option<Size>,
     checkpoint_timeout: Option<String>,
+    archive: Option<PathBuf>,
+    archive_timeout: Option<String>,
 }
 
 #[derive(Default, Deserialize)]

@@ -4,6 +4,7 @@ use crate::access::AccessLog;
 use crate::background::Background;
 use crate::catalog::sequence::KeptPositions;
 use crate::catalog::state::{Catalog, Coming, Current};
+use crate::durability::archive::Archive;
 use crate::durability::ids::Ids;
 use crate::durability::log_home::{advised, open_log};
 use crate::durability::log_writer::LogWriter;
@@ -73,6 +74,8 @@ pub struct Database {
     /// Of a data folder, once it is recovered.
     pub(crate) log: OnceLock<Arc<Log>>,
     pub(crate) log_writer: OnceLock<LogWriter>,
+    /// What archives it.
+    pub(crate) archive: OnceLock<Archive>,
     /// Somebody may follow the log.
     pub(crate) main_places: OnceLock<Arc<dyn MainPlaces>>,
     /// Draws views, and frees what was retired. Held for moments only.
@@ -254,6 +257,7 @@ impl Database {
             seats: Mutex::default(),
             log: OnceLock::new(),
             log_writer: OnceLock::new(),
+            archive: OnceLock::new(),
             main_places: OnceLock::new(),
             memories: Mutex::default(),
             quiet: Mutex::default(),
@@ -583,6 +587,7 @@ impl Database {
         if let Some(log) = self.log.get() {
             log.close()?;
         }
+        self.end_archive();
         let sequences = &self.version().catalog.sequences;
         let settled: Vec<_> =
             sequences.values().map(|sequence| (sequence.def.position_id, sequence.settle())).collect();
@@ -614,6 +619,7 @@ impl Database {
                 tracing::warn!("no manifest was written to the pool at the end: {error}");
             }
             log.close()?;
+            self.end_archive();
             if let Some(tier) = roles.second_tier.get() {
                 // The log's end, too.
                 tier.end();
@@ -624,7 +630,6 @@ impl Database {
     }
 
     /// Ends the background work without a checkpoint.
-    #[cfg(test)]
     pub(crate) fn halt(&self) {
         self.background.stop();
         self.background.wait();
@@ -711,6 +716,7 @@ impl Drop for Database {
         }
         // Before the folder is unlocked: nothing of this process writes to it any more.
         drop(self.log_writer.take());
+        drop(self.archive.take());
         self.seats.get_mut().clear();
         let is_written = self.log.take().is_some_and(|log| log.flush().is_ok());
         if let Some(tier) = self.roles.as_ref().and_then(|roles| roles.second_tier.get()) {

@@ -41,7 +41,9 @@ pub use catalog::state::{Catalog, ColumnSize, DatabaseState, DatabaseVersion, St
 pub use config::{Config, ConfigBuilder, OnFenced, PoolRole, PoolSettings};
 pub use database::{Database, DatabaseStats};
 pub use ddl::alter::{ColumnSource, Compute};
+pub use durability::archive::ArchiverState;
 pub use durability::check::{Checked, check_folder, reset_sequences, restore};
+pub use durability::point_in_time::{Recovered, RecoveryTarget, recover_to, remove_archive_before};
 pub use durability::reset_log::reset_log;
 pub use durability::small::MainPlaces;
 pub use durability::storage::Copied;
@@ -53,7 +55,7 @@ pub use roles::{
     FollowProgress, HostRole, ReplayPause, RoleWatch, SecondTierState, Standby, StandbyNames, StandbyWait, Switchover,
     SyncState, Upstream,
 };
-pub use tidepool_log::LogPosition;
+pub use tidepool_log::{ArchiveState, LogPosition};
 pub use tidepool_txn::Isolation;
 pub use upkeep::advice;
 pub use upkeep::elastic::TablespaceChange;

@@ -1,5 +1,5 @@
 use crate::format::{BLOCK_FRAMES_MAX, DatabaseIdentity};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How a log behaves. Sizes are of whole segments, so a log may be some larger.
 #[derive(Clone, Debug)]
@@ -21,6 +21,12 @@ pub struct LogConfig {
     /// How long a reservation waits for a checkpoint to make room, before it fails.
     pub room_wait: Duration,
     pub notes: NotesUse,
+    /// Microseconds since 1970, which the log notes beside commits.
+    pub clock: fn() -> u64,
+}
+
+fn system_clock() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_micros() as u64)
 }
 
 /// What a reader makes of the device's note of segments (`notes.rs`).
@@ -46,6 +52,7 @@ impl LogConfig {
             block_bytes_max: BLOCK_FRAMES_MAX,
             room_wait: Duration::from_secs(10),
             notes: NotesUse::IfThere,
+            clock: system_clock,
         }
     }
 }

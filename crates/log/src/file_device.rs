@@ -127,7 +127,8 @@ pub(crate) fn fill(file: &dyn StoredFile, segment_bytes: usize) -> io::Result<()
     Ok(())
 }
 
-/// What the file of a segment of a term is called: `00000003-000000000000002a.log`.
+/// What the file of a segment of a term is called: `00000003-000000000000002a.log`. Term 0, of a log that one host has to itself, is
+/// only in archives.
 pub(crate) fn name_in_term(term: u64, number: u64) -> String {
     format!("{term:08x}-{number:016x}{SUFFIX}")
 }
@@ -138,7 +139,7 @@ pub(crate) fn number_of_term(name: &str) -> Option<(u64, u64)> {
     let parse =
         |text: &str, len: usize| Some(text).filter(|text| text.len() == len).map(|text| u64::from_str_radix(text, 16));
     let (term, number) = (parse(term, 8)?.ok()?, parse(number, 16)?.ok()?);
-    (term > 0 && (1..1 << 32).contains(&number)).then_some((term, number))
+    (1..1 << 32).contains(&number).then_some((term, number))
 }
 
 impl LogDevice for FileDevice {

@@ -59,7 +59,8 @@
 //!
 //! A thread may have its record written while one with an earlier timestamp is yet to come. What a crash leaves of that is
 //! no prefix of history: so of the blocks of one life, records above the greatest floor that one of them names are no
-//! records. Nobody was told that they are.
+//! records. Nobody was told that they are. Timestamps of a life are above all records and floors of lives before it: who follows the
+//! log has taken those floors for the truth.
 //!
 //! # End of the log
 //!
@@ -84,6 +85,14 @@
 //! a last frame that has the timestamp and the rest. Without the last frame there is no record. `CONTINUED` says that the
 //! next frame of the stream goes on with what the writer gave as one piece. `ABANDONED` ends a stream that is no record. A
 //! stream does not outlive its life.
+//!
+//! # Time
+//!
+//! The last block that is written out at once, which may raise the floor, ends with a *mark*: the end, `ABANDONED`, of stream 2^64 - 1, which nobody begins, with
+//! kind 255 and 8 bytes: microseconds since 1970 by the writer's clock, no fewer than the mark before has in this life. The clock
+//! was read after the floor was asked for, and before the block was written. So of a commit that a block's floor covers, and none
+//! before, the mark is no earlier than the moment at which it began, and no later than the one at which it was acknowledged. Who
+//! knows no marks takes one for what it says it is, the end of nothing.
 //!
 //! A record whose kind is 128 or more may be passed over by a reader that does not know it. Without any other the log cannot
 //! be understood.
@@ -113,6 +122,11 @@ pub(crate) const BLOCK_FRAMES_MAX: usize = 1 << 20;
 pub(crate) const FRAME_HEADER_WORDS: usize = 2;
 /// No frame's payload is longer: with its header it takes half of an appender's chunk.
 pub(crate) const FRAME_PAYLOAD_MAX: usize = (32 << 10) - (FRAME_HEADER_WORDS + 1) * 8;
+
+/// What a mark takes of a block.
+pub(crate) const MARK_BYTES: usize = (FRAME_HEADER_WORDS + 2) * 8;
+const MARK_KIND: u8 = 255;
+const MARK_STREAM: u64 = u64::MAX;
 
 pub(crate) const PART: u8 = 1;
 pub(crate) const CONTINUED: u8 = 2;
@@ -166,6 +180,13 @@ impl DatabaseIdentity {
         let mut identity = [0; 16];
         random_bytes(&mut identity)?;
         Ok(DatabaseIdentity(identity))
+    }
+
+    /// As it is shown.
+    pub fn parse(text: &str) -> Option<DatabaseIdentity> {
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex)?;
+        Some(DatabaseIdentity(number.to_be_bytes()))
     }
 
     fn seed(self) -> u64 {
@@ -394,6 +415,29 @@ impl FrameHeader {
     pub fn frame_words(&self) -> usize {
         FRAME_HEADER_WORDS + usize::from(self.flags & STREAM != 0) + self.payload_bytes.div_ceil(8)
     }
+}
+
+/// The words of a mark.
+pub(crate) fn mark_words(us: u64) -> [u64; MARK_BYTES / 8] {
+    let header = FrameHeader { payload_bytes: 8, kind: MARK_KIND, flags: STREAM | ABANDONED, ts: CommitTs(0) };
+    let [first, second] = header.words();
+    [first, second, MARK_STREAM, us]
+}
+
+/// When a block was written, if it says so. `block` is all of it.
+pub(crate) fn marked_time(block: &[u8]) -> Option<u64> {
+    let mut at = BLOCK_HEADER_BYTES;
+    while at < block.len() {
+        let frame = Frame::read(block, at, block.len())?;
+        let header = frame.header;
+        if (header.kind, header.flags, frame.stream) == (MARK_KIND, STREAM | ABANDONED, MARK_STREAM)
+            && header.payload_bytes == 8
+        {
+            return Some(get(block, frame.payload_start));
+        }
+        at = frame.next;
+    }
+    None
 }
 
 /// A frame of a block that was read.

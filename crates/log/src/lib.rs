@@ -41,6 +41,8 @@
 //! a checkpoint is made, and the thread that calls [`Log::flush`] and [`Log::prepare`].
 
 #[cfg(not(loom))]
+mod archive;
+#[cfg(not(loom))]
 mod blocks;
 mod channel;
 mod config;
@@ -70,6 +72,8 @@ mod tee;
 mod writer;
 
 #[cfg(not(loom))]
+pub use archive::{ArchiveState, Archiver, Archiving, DeviceSource, Oldest};
+#[cfg(not(loom))]
 pub use blocks::{Source, Verdict};
 pub use config::{LogConfig, NotesUse};
 pub use device::{LogDevice, LogSegment, NOTE_BYTES};
@@ -83,7 +87,7 @@ pub use recovery::{LogEnd, Record, Recovery};
 #[cfg(not(loom))]
 pub use seal::{Sealed, seal_before};
 #[cfg(not(loom))]
-pub use tail::{Batch, Before, Begun, Next, Tail, TailRecord};
+pub use tail::{Batch, Before, Begun, Next, Tail, TailRecord, Until};
 #[cfg(not(loom))]
 pub use take_over::{PoolTail, Primary, TakeOver};
 #[cfg(not(loom))]
@@ -115,3 +119,6 @@ pub const POOL_CRASH_POINTS: &[&str] = &[
     "log.tee.header",
     "log.tee.block",
 ];
+
+/// Where it can be ended in a log that is archived.
+pub const ARCHIVE_CRASH_POINTS: &[&str] = &["log.archived", "log.archive.noted"];

@@ -66,6 +66,8 @@ pub struct Log {
     room_made: Condvar,
     /// The segment that was being written when segments were prepared last.
     begun_before: AtomicU64,
+    /// Segments from this one on stay, whatever checkpoints say.
+    kept_from: Arc<AtomicU64>,
     /// Held by whoever makes, renames or removes segments. Taken before `room`, never inside `writer`.
     upkeep: Mutex<()>,
     callers: Mutex<Callers>,
@@ -135,6 +137,7 @@ impl Log {
             pinned_from: None,
             number_current,
             current_is_begun: number_current > 0,
+            checkpoint: CommitTs(0),
         };
         // A term's first segment is not the first that ever was.
         let begun_before = match number_current {
@@ -151,6 +154,7 @@ impl Log {
             room: Mutex::new(room),
             begun_before: AtomicU64::new(begun_before),
             room_made: Condvar::new(),
+            kept_from: Arc::new(AtomicU64::new(u64::MAX)),
             upkeep: Mutex::new(()),
             callers: Mutex::default(),
             called: Condvar::new(),
@@ -400,15 +404,21 @@ impl Log {
     /// are more than `bytes_min` asks for. Returns the number of segments that went.
     pub fn recycle_below(&self, ts: CommitTs) -> Result<u64> {
         let _upkeep = lock(&self.upkeep);
+        let kept_from = self.kept_from.load(Ordering::Acquire);
         // All that is superfluous by now at once.
-        if let Some(last) = lock(&self.room).superfluous_to(ts) {
+        let last = {
+            let mut room = lock(&self.room);
+            room.checkpoint = room.checkpoint.max(ts);
+            room.superfluous_to(ts).map(|last| last.min(kept_from.saturating_sub(1)))
+        };
+        if let Some(last) = last {
             self.notes.given_up_below(last + 1)?;
         }
         let mut count = 0;
         loop {
             let (number, number_next, is_wanted) = {
                 let room = lock(&self.room);
-                let Some(number) = room.superfluous(ts) else { break };
+                let Some(number) = room.superfluous(ts).filter(|number| *number < kept_from) else { break };
                 // As it will be without it.
                 let bytes = (room.segments() - 1) * self.device.segment_bytes() as u64;
                 let is_wanted = bytes < self.config.bytes_min || room.prepared.is_empty();
@@ -441,6 +451,16 @@ impl Log {
         lock(&self.room).needed_from(ts)
     }
 
+    /// Segments from this one on stay, whatever checkpoints say: what copies them elsewhere raises it. None are kept at first.
+    pub fn kept_from(&self) -> Arc<AtomicU64> {
+        self.kept_from.clone()
+    }
+
+    /// What the log lies on.
+    pub fn device(&self) -> &Arc<dyn LogDevice> {
+        &self.device
+    }
+
     /// Bytes of segments that hold records.
     pub fn used_bytes(&self) -> u64 {
         let room = lock(&self.room);
@@ -451,8 +471,8 @@ impl Log {
     pub fn wants_checkpoint(&self) -> bool {
         let segment = self.device.segment_bytes() as u64;
         let most = self.config.bytes_max.min(self.device.segments_max().saturating_mul(segment));
-        let leased = lock(&self.room).leased_bytes;
-        self.used_bytes() + leased >= (most / 2).max(2 * segment)
+        let room = lock(&self.room);
+        room.wanting_segments() * segment + room.leased_bytes >= (most / 2).max(2 * segment)
     }
 }
 

@@ -116,6 +116,8 @@ pub struct PoolDevice<H> {
     upkeep: Mutex<Upkeep>,
     /// The second tier has not copied the segments from here on.
     kept_from: Arc<AtomicU64>,
+    /// Nor has an archive.
+    archived_from: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -146,8 +148,14 @@ fn position_of(end: End, near: u64) -> Option<LogPosition> {
 impl<H: PoolHost> PoolDevice<H> {
     /// The log of the term that `reign` began. Segments up to `newest` are earlier terms'.
     pub fn new(host: Arc<H>, reign: Reign, newest: u64) -> PoolDevice<H> {
-        let kept_from = Arc::new(AtomicU64::new(u64::MAX));
-        PoolDevice { host, term: reign.term, upkeep: Mutex::new(Upkeep { first: 0, told: 0, newest }), kept_from }
+        let none = || Arc::new(AtomicU64::new(u64::MAX));
+        let upkeep = Mutex::new(Upkeep { first: 0, told: 0, newest });
+        PoolDevice { host, term: reign.term, upkeep, kept_from: none(), archived_from: none() }
+    }
+
+    /// As `kept_from`, for what copies the log into an archive.
+    pub fn archived_from(&self) -> Arc<AtomicU64> {
+        self.archived_from.clone()
     }
 
     /// Segments from this one on stay, whatever checkpoints say: what copies the log into the second tier has it, and raises
@@ -188,7 +196,8 @@ impl<H: PoolHost> PoolDevice<H> {
     /// Gives back what is superfluous, as far as other hosts let it go.
     fn collect(&self, upkeep: &mut Upkeep) -> Result<()> {
         let (host, books, database) = (&*self.host, self.host.books(), self.host.database());
-        let first = upkeep.first.min(self.kept_from.load(Ordering::Acquire));
+        let kept = [&self.kept_from, &self.archived_from].map(|kept| kept.load(Ordering::Acquire));
+        let first = kept.into_iter().fold(upkeep.first, u64::min);
         if first > upkeep.told {
             // Others go by that once this host is primary no more.
             host.told(books.need_log_from(host.host(), first))?;

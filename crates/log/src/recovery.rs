@@ -241,7 +241,8 @@ impl Recovery {
         self.after = ts;
     }
 
-    /// Looks at all blocks, and returns the greatest timestamp of any record, of those too that are left out.
+    /// Looks at all blocks, and returns the greatest timestamp of any record, of those too that are left out, and of any floor: the
+    /// next life's are above it.
     pub fn look_ahead(&mut self) -> Result<CommitTs> {
         let (floors, ts_max) = Recovery::open(self.device.clone(), self.config.clone())?.find_floors()?;
         self.floors = Some(floors);
@@ -297,7 +298,7 @@ impl Recovery {
         while self.next_block()? {
             let floor: &mut CommitTs = floors.entry(self.life).or_insert(CommitTs(0));
             *floor = self.floor.max(*floor);
-            ts_max = ts_max.max(self.block_ts_max);
+            ts_max = ts_max.max(self.block_ts_max).max(self.floor);
         }
         Ok((floors, ts_max))
     }

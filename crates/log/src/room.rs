@@ -8,20 +8,22 @@
 //! ([`frame_cost`]); what is lost at a segment's end is left out of `free_bytes` from the start ([`SEAM_BYTES`]).
 
 use crate::device::{LogDevice, LogSegment};
-use crate::format::{BLOCK_ALIGNMENT, BLOCK_HEADER_BYTES, FRAME_HEADER_WORDS, FRAME_PAYLOAD_MAX, SEGMENT_HEADER_BYTES};
+use crate::format::{
+    BLOCK_ALIGNMENT, BLOCK_HEADER_BYTES, FRAME_HEADER_WORDS, FRAME_PAYLOAD_MAX, MARK_BYTES, SEGMENT_HEADER_BYTES,
+};
 use crate::recovery::Written;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::CommitTs;
 
-/// What a frame of so many words takes of a segment at most: it may be alone in its block.
+/// What a frame of so many words takes of a segment at most: it may be alone in its block, with a mark of the time.
 pub(crate) const fn frame_cost(words: usize) -> u64 {
-    (words * 8 + BLOCK_HEADER_BYTES + BLOCK_ALIGNMENT) as u64
+    (words * 8 + BLOCK_HEADER_BYTES + MARK_BYTES + BLOCK_ALIGNMENT) as u64
 }
 
 /// At most so much is left at the end of a segment, where the next frame does not fit.
 pub(crate) const SEAM_BYTES: usize =
-    FRAME_PAYLOAD_MAX + (FRAME_HEADER_WORDS + 1) * 8 + BLOCK_HEADER_BYTES + BLOCK_ALIGNMENT;
+    FRAME_PAYLOAD_MAX + (FRAME_HEADER_WORDS + 1) * 8 + BLOCK_HEADER_BYTES + MARK_BYTES + BLOCK_ALIGNMENT;
 
 /// What can surely be used of a segment, from `offset` on.
 pub(crate) fn usable_bytes(device: &dyn LogDevice, offset: usize) -> u64 {
@@ -50,6 +52,8 @@ pub(crate) struct Room {
     pub number_current: u64,
     /// There is a block in that, for good.
     pub current_is_begun: bool,
+    /// The last checkpoint has everything up to here.
+    pub checkpoint: CommitTs,
 }
 
 impl Room {
@@ -71,6 +75,12 @@ impl Room {
     /// Segments that there are.
     pub fn segments(&self) -> u64 {
         (self.written.len() + self.prepared.len()) as u64 + u64::from(self.number_current > 0)
+    }
+
+    /// Segments that a checkpoint would make superfluous, and the one that is written. Those that an archive keeps are none.
+    pub fn wanting_segments(&self) -> u64 {
+        let full = self.written.iter().filter(|written| written.ts_max > self.checkpoint).count() as u64;
+        full + u64::from(self.number_current > 0)
     }
 
     /// Segments that are full and that something follows. The last is none until the next segment has a block, which goes on

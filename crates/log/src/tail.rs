@@ -10,7 +10,8 @@
 use crate::blocks::{Block, Blocks, Came, Cursor, Source};
 use crate::device::LogSegment;
 use crate::format::{
-    ABANDONED, BLOCK_HEADER_BYTES, BlockHeader, CONTINUED, DatabaseIdentity, Frame, LogPosition, PART, STREAM,
+    ABANDONED, BLOCK_ALIGNMENT, BLOCK_HEADER_BYTES, BlockHeader, CONTINUED, DatabaseIdentity, Frame, LogPosition, PART,
+    STREAM, marked_time,
 };
 use crate::log::RecordKind;
 use crate::recovery::Written;
@@ -64,6 +65,15 @@ impl TailRecord {
 pub struct Batch {
     pub floor: CommitTs,
     pub records: Vec<TailRecord>,
+}
+
+/// Where a reader stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Before the first block that was written later than this, in microseconds since 1970; `inclusive`: not at it, either.
+    Time { us: u64, inclusive: bool },
+    /// Before the first block that ends behind this place; `inclusive`: that ends there, too.
+    Position { end: LogPosition, inclusive: bool },
 }
 
 /// What a reader has come to.
@@ -131,6 +141,10 @@ pub struct Tail<S> {
     again: (Option<(u64, u32)>, Vec<u8>),
     joined: Vec<u8>,
     written: VecDeque<Written>,
+    until: Option<Until>,
+    is_reached: bool,
+    /// The latest mark of a block that was taken.
+    marked: u64,
 }
 
 impl<S: Source> Tail<S> {
@@ -156,7 +170,50 @@ impl<S: Source> Tail<S> {
             again: (None, Vec::new()),
             joined: Vec::new(),
             written: VecDeque::new(),
+            until: None,
+            is_reached: false,
+            marked: 0,
         }
+    }
+
+    /// Gives out nothing from that place on.
+    pub fn stop_at(&mut self, until: Until) {
+        self.until = Some(until);
+    }
+
+    /// The place at which it was to stop is there: what the log has up to it has been given out.
+    pub fn is_reached(&self) -> bool {
+        // The end of one segment is the beginning of the next.
+        let segment_bytes = self.blocks.source.segment_bytes() as u64;
+        let place = |position: LogPosition| position.segment() * segment_bytes + position.offset() as u64;
+        let is_at_end = match self.until {
+            Some(Until::Position { end, inclusive: true }) => place(self.blocks.cursor.position()) == place(end),
+            _ => false,
+        };
+        self.is_reached || is_at_end
+    }
+
+    /// When the last block was written that was given out, in microseconds since 1970; 0 where no block said so.
+    pub fn marked_us(&self) -> u64 {
+        self.marked
+    }
+
+    fn stops_before(&mut self, block: &Block) -> bool {
+        let Some(until) = self.until else { return false };
+        let marked = marked_time(&self.blocks.buffer[block.range.clone()]).unwrap_or(0).max(self.marked);
+        let is_behind = match until {
+            // Without a mark it raises no floor.
+            Until::Time { us, inclusive } => marked > us || marked == us && marked > 0 && !inclusive,
+            Until::Position { end, inclusive } => {
+                let offset = block.header.end().next_multiple_of(BLOCK_ALIGNMENT);
+                let ends = LogPosition::new(block.number, offset);
+                ends > end || ends == end && !inclusive
+            }
+        };
+        if !is_behind {
+            self.marked = marked;
+        }
+        is_behind
     }
 
     /// Passes over records at or below `ts`: a checkpoint has them.
@@ -214,6 +271,9 @@ impl<S: Source> Tail<S> {
     pub fn read(&mut self) -> Result<Next> {
         self.close_segments();
         loop {
+            if self.is_reached {
+                return Ok(Next::Nothing);
+            }
             let came = self.blocks.read()?;
             self.window.clear();
             if came != Came::Blocks {
@@ -223,6 +283,10 @@ impl<S: Source> Tail<S> {
             let mut ready = Vec::new();
             for index in 0..self.blocks.blocks.len() {
                 let block = self.blocks.blocks[index].clone();
+                if self.stops_before(&block) {
+                    self.is_reached = true;
+                    break;
+                }
                 self.take(&block, &mut ready)?;
             }
             if self.floor > floor {

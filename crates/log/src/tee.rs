@@ -34,6 +34,8 @@ pub struct FileSource {
     folder: PathBuf,
     segment_bytes: usize,
     identity: DatabaseIdentity,
+    /// Files are as long as what they have.
+    is_archive: bool,
 }
 
 impl FileSource {
@@ -46,24 +48,51 @@ impl FileSource {
     ) -> Result<FileSource> {
         let shown = folder.display();
         files.create_folder(folder).map_err(|error| Error::io(format_args!("create folder \"{shown}\""), &error))?;
-        let source = FileSource { files, folder: folder.to_owned(), segment_bytes, identity };
+        let source = FileSource { files, folder: folder.to_owned(), segment_bytes, identity, is_archive: false };
         for folder in folder.parent().filter(|parent| !parent.as_os_str().is_empty()).into_iter().chain([folder]) {
             source.sync_folder(folder)?;
         }
         Ok(source)
     }
 
-    fn sync_folder(&self, folder: &Path) -> Result<()> {
+    /// As they are in `folder`, which is there.
+    pub(crate) fn of(
+        files: Arc<dyn Files>,
+        folder: &Path,
+        segment_bytes: usize,
+        identity: DatabaseIdentity,
+    ) -> FileSource {
+        FileSource { files, folder: folder.to_owned(), segment_bytes, identity, is_archive: false }
+    }
+
+    /// Its files are as long as what they have.
+    pub(crate) fn into_archive(self, segment_bytes: usize) -> FileSource {
+        FileSource { segment_bytes, is_archive: true, ..self }
+    }
+
+    pub(crate) fn files(&self) -> &Arc<dyn Files> {
+        &self.files
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn identity(&self) -> DatabaseIdentity {
+        self.identity
+    }
+
+    pub(crate) fn sync_folder(&self, folder: &Path) -> Result<()> {
         let shown = folder.display();
         self.files.sync_folder(folder).map_err(|error| Error::io(format_args!("sync folder \"{shown}\""), &error))
     }
 
-    fn path(&self, term: u64, number: u64) -> PathBuf {
+    pub(crate) fn path(&self, term: u64, number: u64) -> PathBuf {
         self.folder.join(name_in_term(term, number))
     }
 
     /// Term and number of each file.
-    fn list(&self) -> Result<BTreeSet<(u64, u64)>> {
+    pub(crate) fn list(&self) -> Result<BTreeSet<(u64, u64)>> {
         let shown = self.folder.display();
         let names = self
             .files
@@ -117,7 +146,7 @@ impl FileSource {
         let file = match self.files.create(&path, OpenHow::default()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let file = self.files.open(&path, OpenHow::default()).map_err(failed)?;
-                if file.len().map_err(failed)? == self.segment_bytes as u64 {
+                if self.is_archive || file.len().map_err(failed)? == self.segment_bytes as u64 {
                     // Whether its name is durable nobody knows.
                     self.sync_folder(&self.folder)?;
                     return Ok(file);
@@ -126,7 +155,9 @@ impl FileSource {
             }
             made => made.map_err(failed)?,
         };
-        fill(&*file, self.segment_bytes).map_err(failed)?;
+        if !self.is_archive {
+            fill(&*file, self.segment_bytes).map_err(failed)?;
+        }
         self.sync_folder(&self.folder)?;
         Ok(file)
     }
@@ -279,6 +310,74 @@ impl<S: Source> Tee<S> {
             copied: durable,
             durable,
         })
+    }
+
+    /// Goes on where an archive ends. Where the log does not go back to that place any more, the archive has a gap there, and goes
+    /// on from segment `from`, a term and number; `None`: the log is there from its beginning on. 55000 where the archive has what the log has not: it is another one's.
+    pub fn archive(source: S, files: FileSource, from: Option<(u64, u64)>) -> Result<Tee<S>> {
+        let end = files.end()?;
+        let goes_on = match &end {
+            Some(end) => Tee::goes_on(&source, &files, end, from)?,
+            None => None,
+        };
+        if let (Some(end), None) = (&end, goes_on) {
+            let last = (end.term, end.end.segment());
+            if from.is_none_or(|from| from <= last) {
+                return Err(Error::new(
+                    SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                    format!("the archive in folder \"{}\" is not of this log", files.folder.display()),
+                )
+                .with_detail(format!(
+                    "It has the log up to {} of term {}, and {} has another one there.",
+                    end.end,
+                    end.term,
+                    source.name()
+                ))
+                .with_hint("Was the data folder copied, or brought back from such a copy? Name another folder."));
+            }
+            tracing::warn!(
+                "the archive in folder \"{}\" has a gap from segment {} on: make a backup",
+                files.folder.display(),
+                last.1
+            );
+        }
+        let begins = goes_on.or(from);
+        let cursor = match begins {
+            Some((term, number)) => Cursor::before_segment(files.identity, term, number),
+            None => Cursor::at_start(files.identity),
+        };
+        let (durable, durable_end) = match end.filter(|_| goes_on.is_some()) {
+            Some(end) => (end.floor, end.end),
+            None => (CommitTs(0), LogPosition::default()),
+        };
+        Ok(Tee {
+            blocks: Blocks::new(source, cursor),
+            files,
+            current: None,
+            current_path: PathBuf::new(),
+            is_unsynced: false,
+            copying: None,
+            again_from: begins,
+            begins,
+            is_complete: true,
+            copied_end: durable_end,
+            durable_end,
+            copied: durable,
+            durable,
+        })
+    }
+
+    /// The segment that the last block is in which is durable in the files, with its term.
+    pub(crate) fn last_segment(&self) -> Option<(u64, u64)> {
+        self.again_from
+    }
+
+    pub(crate) fn source_name(&self) -> String {
+        self.blocks.source.name()
+    }
+
+    pub(crate) fn source_files(&self) -> &FileSource {
+        &self.files
     }
 
     /// No header of the log that is copied names a term up to `newest`.

@@ -11,7 +11,8 @@ use crate::device::{LogDevice, LogSegment};
 use crate::file_device::AlignedBuffer;
 use crate::format::{
     ABANDONED, BLOCK_ALIGNMENT, BLOCK_FRAMES_MAX, BLOCK_HEADER_BYTES, BlockHeader, DatabaseIdentity,
-    FRAME_HEADER_WORDS, FrameHeader, LogPosition, PAGE_BYTES, PART, SEGMENT_HEADER_BYTES, STREAM, SegmentHeader,
+    FRAME_HEADER_WORDS, FrameHeader, LogPosition, MARK_BYTES, PAGE_BYTES, PART, SEGMENT_HEADER_BYTES, STREAM,
+    SegmentHeader, mark_words,
 };
 use crate::notes::Notes;
 use crate::recovery::Written;
@@ -62,6 +63,9 @@ pub(crate) struct Writer {
     notes: Arc<Notes>,
     identity: DatabaseIdentity,
     block_bytes_max: usize,
+    clock: fn() -> u64,
+    /// The last mark.
+    marked: u64,
     /// Appenders' buffers.
     pub receivers: Vec<Receiver>,
 
@@ -115,7 +119,9 @@ impl Writer {
             device,
             notes,
             identity: config.identity,
-            block_bytes_max: config.block_bytes_max.min(BLOCK_FRAMES_MAX),
+            block_bytes_max: config.block_bytes_max.min(BLOCK_FRAMES_MAX - MARK_BYTES),
+            clock: config.clock,
+            marked: 0,
             receivers: Vec::new(),
             buffer_start: start.offset,
             is_begun: start.current.is_some(),
@@ -222,8 +228,8 @@ impl Writer {
         }
         let fits = match (&self.current, self.is_open) {
             (None, _) => false,
-            (_, true) => self.offset + self.block_bytes() + bytes <= self.device.segment_bytes(),
-            (_, false) => self.offset + BLOCK_HEADER_BYTES + bytes <= self.device.segment_bytes(),
+            (_, true) => self.offset + self.block_bytes() + bytes + MARK_BYTES <= self.device.segment_bytes(),
+            (_, false) => self.offset + BLOCK_HEADER_BYTES + bytes + MARK_BYTES <= self.device.segment_bytes(),
         };
         if !fits {
             self.begin_segment(room)?;
@@ -273,6 +279,21 @@ impl Writer {
     /// Of the open block.
     fn block_bytes(&self) -> usize {
         self.buffer_start + self.filled - self.offset
+    }
+
+    /// Says in the open block, which has room for it, when it was written.
+    fn mark(&mut self) {
+        if !self.is_open {
+            return;
+        }
+        // A clock that is set back stands still here.
+        self.marked = self.marked.max((self.clock)());
+        let target = &mut self.buffer.bytes_mut()[self.filled..self.filled + MARK_BYTES];
+        let (slots, _) = target.as_chunks_mut::<8>();
+        for (slot, word) in slots.iter_mut().zip(mark_words(self.marked)) {
+            *slot = word.to_le_bytes();
+        }
+        self.filled += MARK_BYTES;
     }
 
     /// Seals the open block, with this floor.
@@ -390,11 +411,12 @@ impl Writer {
                 return Ok(self.floor);
             }
             self.cost += cost;
-            if self.offset + BLOCK_HEADER_BYTES > self.device.segment_bytes() {
+            if self.offset + BLOCK_HEADER_BYTES + MARK_BYTES > self.device.segment_bytes() {
                 self.begin_segment(room)?;
             }
             self.open();
         }
+        self.mark();
         self.close(floor);
         let alignment = self.device.block_alignment();
         let page = alignment as u64;

@@ -210,6 +210,18 @@ pub(crate) fn render(service: &Service) -> String {
     roles(service, &mut page);
     workload_classes(service, &mut page);
     tablespaces(service, &mut page);
+    page.family(
+        "tidepool_archive_lag_bytes",
+        "gauge",
+        "Bytes of the log that its archive (log.archive) does not have.",
+    );
+    page.family("tidepool_archive_failing", "gauge", "1 while nothing can be archived.");
+    let database = service.planner.database();
+    if let Some(archive) = database.archiver() {
+        let archived = database.lsn_of(archive.log.end).0;
+        page.sample("tidepool_archive_lag_bytes", &[], database.written_lsn().0.saturating_sub(archived));
+        page.sample("tidepool_archive_failing", &[], u8::from(archive.log.failure.is_some()));
+    }
     let memory = tidepool_heap::process_memory();
     page.family("tidepool_process_bytes", "gauge", "Memory that no tablespace holds, by state.");
     page.sample("tidepool_process_bytes", &[("state", "allocated")], memory.allocated_bytes);

@@ -29,6 +29,7 @@ mod pool;
 mod pooled;
 mod procedures;
 mod raw;
+mod recovery;
 mod references;
 mod robustness;
 mod serializable;

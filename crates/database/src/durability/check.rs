@@ -1,5 +1,6 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
+use crate::durability::archive::{BackupLabel, LABEL};
 use crate::durability::commit::counts;
 use crate::durability::log_home::{OpenedLog, find_log};
 use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, next_entry};
@@ -12,7 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use tidepool_base::{ByteSize, Error, Result, RowGroupId, SqlState, StoreId};
+use tidepool_base::{ByteSize, CommitTs, Error, Result, RowGroupId, SqlState, StoreId};
 use tidepool_device::Location;
 use tidepool_heap::QueryHeap;
 use tidepool_log::files::SystemFiles;
@@ -104,21 +105,23 @@ impl Database {
             return QueryHeap::outside(|| self.save_as(folder, interrupted));
         };
         QueryHeap::outside(|| {
+            // First: what a checkpoint beside this one lets go is archived.
+            let label = self.backup_label(storage.checkpoint_ts())?;
             self.checkpoint_unless(interrupted)?;
-            storage.backup(folder, interrupted)
+            storage.backup(folder, label, interrupted)
         })
     }
 }
 
 impl Database {
     /// Writes what there is now to a folder that is not there or empty, as a checkpoint of a data folder, and reads it back.
-    fn save_as(&self, folder: &Path, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+    pub(crate) fn save_as(&self, folder: &Path, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
         storage::check_empty(&SystemFiles, folder)?;
         let lock = lock_folder(folder)?;
         let saved = self.save_into(folder, lock, interrupted);
         if saved.is_err() {
             // Best effort: without a manifest it is nobody's data.
-            for entry in ["MANIFEST", "SEQUENCES", "LOCK"] {
+            for entry in ["MANIFEST", "SEQUENCES", LABEL, "LOCK"] {
                 let _ = std::fs::remove_file(folder.join(entry));
             }
             let _ = std::fs::remove_dir_all(folder.join("rows"));
@@ -131,6 +134,7 @@ impl Database {
         let (storage, _) = Storage::open(folder, Arc::new(SystemFiles), Some(lock))?;
         storage.say_no_places();
         storage.ids().pass(&self.ids.next());
+        let label = self.backup_label(CommitTs(0))?;
         let (version, writes) = {
             // No change of what exists comes between the state and the view.
             let _commit = self.commit.lock();
@@ -144,6 +148,10 @@ impl Database {
         storage.make_positions_file()?;
         storage.write_positions(&positions)?;
         let ts = version.view().ts();
+        if let Some(label) = label {
+            let label = BackupLabel { commit_ts: ts, ..label }.to_bytes()?;
+            storage.write_mark(folder, LABEL, &String::from_utf8_lossy(&label))?;
+        }
         let transaction_ids = self.transaction_ids.saved(ts, self.transactions());
         let manifest =
             Manifest { transaction_ids, identity: None, log: None, earlier_lives: Vec::new(), ..self.manifest(ts) };
@@ -363,13 +371,7 @@ pub fn restore(
     interrupted: &dyn Fn() -> Result<()>,
 ) -> Result<Copied> {
     let (storage, mut manifest) = open_folder(&Config { data_dir: Some(backup.to_owned()), ..config.clone() })?;
-    for (name, location) in spaces {
-        let saved = manifest.tablespaces.iter_mut().find(|saved| saved.name == *name).ok_or_else(|| {
-            Error::new(SqlState::UNDEFINED_OBJECT, format!("the backup has no tablespace \"{name}\""))
-                .with_detail("Those of the configuration are where it says.")
-        })?;
-        saved.location = location.to_string();
-    }
+    manifest.move_tablespaces(spaces)?;
     let to = config.data_dir.as_deref().ok_or_else(|| Error::internal("there is no data folder"))?;
     let _lock = lock_folder(to)?;
     storage.copy_to(to, manifest, interrupted)

@@ -177,6 +177,9 @@ impl Database {
         {
             storage.set_log_home(home);
         }
+        // Before a checkpoint has been made that lets go of anything.
+        let identity = storage.log_home().map(|home| home.identity);
+        identity.map_or(Ok(()), |identity| self.archive_log(storage, &log, identity))?;
         let writer = LogWriter::start(&log, self.background.clone())?;
         let _ = self.log_writer.set(writer);
         let _ = self.log.set(log);
@@ -187,7 +190,12 @@ impl Database {
     /// The data folder, if this process writes checkpoints to it.
     pub(crate) fn saves_to(&self) -> Option<&Storage> {
         let is_second = |roles: &Arc<Roles>| roles.second_tier.get().is_some() && roles.role() == HostRole::Primary;
-        self.storage.as_ref().filter(|_| self.roles.as_ref().is_none_or(is_second))
+        let writes = |_: &&Storage| match &self.roles {
+            Some(roles) => is_second(roles),
+            // One that is being recovered reads its backup.
+            None => !self.is_following(),
+        };
+        self.storage.as_ref().filter(writes)
     }
 
     /// A checkpoint: writes all that is committed to the data folder, so that the log need not have it.

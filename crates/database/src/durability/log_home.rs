@@ -79,7 +79,11 @@ impl LogPlace {
 
 /// The same from wherever the server is started next.
 pub(crate) fn configured_folder(config: &Config) -> Option<PathBuf> {
-    let folder = config.log.folder.as_deref()?;
+    configured_folder_of(config.log.folder.as_deref())
+}
+
+pub(crate) fn configured_folder_of(folder: Option<&Path>) -> Option<PathBuf> {
+    let folder = folder?;
     Some(std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()))
 }
 

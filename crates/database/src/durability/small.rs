@@ -111,7 +111,7 @@ impl KeptPositions for Database {
             storage.write_position(position_id, position)?;
         }
         if let Some(log) = self.log.get()
-            && (self.main_places.get().is_some() || self.roles.is_some())
+            && (self.main_places.get().is_some() || self.roles.is_some() || self.archive.get().is_some())
         {
             let ts = self.commit_small(SEQUENCE, &SequenceRecord { position_id, position }.to_bytes())?;
             log.wait_durable(ts, || Ok(()))?;

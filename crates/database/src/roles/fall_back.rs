@@ -292,7 +292,7 @@ impl Database {
     }
 
     /// Makes the checkpoint of the folder the present state of a database that follows, and has nothing yet.
-    fn attach_folder(self: &Arc<Self>, manifest: &Manifest) -> Result<()> {
+    pub(crate) fn attach_folder(self: &Arc<Self>, manifest: &Manifest) -> Result<()> {
         let storage = self.storage.as_ref().ok_or_else(|| Error::internal("a second tier without a folder"))?;
         let worker = self.transactions().worker()?;
         let mut made = BTreeMap::new();
@@ -344,7 +344,7 @@ impl Database {
 }
 
 /// Records of a copy. What merges made is not in the folder, and their rows are.
-fn of_files(database: &Database, tail: &mut Tail<FileSource>, batch: tidepool_log::Batch) -> Result<Batch> {
+pub(crate) fn of_files(database: &Database, tail: &mut Tail<FileSource>, batch: tidepool_log::Batch) -> Result<Batch> {
     let tidepool_log::Batch { floor, records } = batch;
     let mut logged = Vec::with_capacity(records.len());
     for mut record in records {

@@ -9,6 +9,7 @@ use crate::durability::storage::Storage;
 use crate::follow::{Batch, Follower, LoggedRecord};
 use crate::pool_host::PoolHost;
 use crate::{Config, Database};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, crash_point, without_unwinding};
@@ -187,6 +188,7 @@ impl Following {
         if needed > self.needed {
             self.needed = needed;
             host.member().need_log_from(needed)?;
+            self.roles.needed.store(needed, Ordering::Release);
         }
         Ok(())
     }
@@ -226,6 +228,7 @@ impl Following {
         let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
         let primary = taking.into_log(config, Box::new(floor))?;
         let term = primary.reign.term.0;
+        database.keep_loads(term.into());
         // From here on statements of this process write.
         without_unwinding(|| database.begin_reign(&roles, follower, &primary, after))?;
         let writes = begun.elapsed();
@@ -283,6 +286,9 @@ fn start_tiers(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary) 
     if let Err(error) = tier2::start(roles, database, primary) {
         tracing::error!("the data folder is no second tier: {error}");
         *roles.second_tier_failure.lock() = Some(error);
+    }
+    if let Err(error) = database.archive_pool_log(roles, primary) {
+        tracing::error!("the log is not archived: {error}");
     }
     manifests::start(roles, database, primary)
 }

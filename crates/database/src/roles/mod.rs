@@ -17,12 +17,14 @@ mod attach;
 mod attach_tests;
 #[cfg(test)]
 mod dealt_tests;
-mod fall_back;
+pub(crate) mod fall_back;
 mod following;
 #[cfg(test)]
 mod manifest_tests;
 mod manifests;
 pub(crate) mod places;
+#[cfg(test)]
+mod point_in_time_tests;
 #[cfg(test)]
 mod processes;
 mod shown;
@@ -56,7 +58,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
-use tidepool_log::{DatabaseIdentity, LogPosition};
+use tidepool_log::{DatabaseIdentity, LogPosition, PoolSource};
 use tidepool_pool::words::{Extent, Host, HostState, Reign};
 
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
@@ -192,6 +194,8 @@ pub(crate) struct Roles {
     /// Whom a command is making sure of that it is dead, and since when.
     fencing: Arc<Mutex<Option<(Host, Instant)>>>,
     fence_command: Option<String>,
+    /// The first segment of the log that this process needs, while it follows; 0 until it knows.
+    needed: AtomicU64,
     /// Commits that wait for standbys.
     synchronous: Synchronous,
     /// Where the log ended when it was looked at last, and how often nothing was new since.
@@ -228,6 +232,7 @@ impl Roles {
             hands_over: AtomicBool::new(false),
             fencing: Arc::default(),
             fence_command: settings.fence_command.clone(),
+            needed: AtomicU64::new(0),
             synchronous: Synchronous::new(settings.synchronous_standby_names.clone()),
             ticks: Mutex::default(),
         })
@@ -257,6 +262,17 @@ impl Roles {
 
     pub fn identity(&self) -> DatabaseIdentity {
         self.identity
+    }
+
+    /// The first segment of the log that has something which this process, which follows, has not applied, with its term.
+    pub fn needed_segment(&self) -> Result<Option<(u64, u64)>> {
+        let number = self.needed.load(Ordering::Acquire);
+        if number == 0 {
+            return PoolSource::new(Arc::clone(self.host.member())).oldest(self.identity);
+        }
+        let (pool, database) = (self.host.pool(), self.host.member().database());
+        let entry = pool.told(pool.books().load(pool.layout().segment(database, number)))?;
+        Ok(Some((entry.term.0.into(), number)))
     }
 
     /// From a role that it still has: a process that is fenced stays so.

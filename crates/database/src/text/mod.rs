@@ -28,6 +28,18 @@ pub use writer::TextWriter;
 pub(crate) use bytes::shortened;
 pub(crate) use utf8::utf8;
 
+/// A `timestamptz`, in microseconds since 1970; in UTC where it names no zone. 22007 for what is none.
+pub fn parse_moment(text: &str) -> tidepool_base::Result<i64> {
+    datetime::parse_timestamp(text.trim(), datetime::Target::TimestampTz(Zone::UTC))
+}
+
+/// A `timestamptz` in UTC.
+pub fn moment_text(us: i64) -> String {
+    let mut text = Vec::new();
+    datetime::write_timestamptz(us, Zone::UTC, &mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 /// The name of items in lists that are PostgreSQL's `int2vector` or `oidvector`: written without braces, counted from 0.
 pub const VECTOR_ITEM: &str = "of_vector";
 

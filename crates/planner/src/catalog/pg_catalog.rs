@@ -179,7 +179,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_settings" => settings(facts, rows),
         "pg_stat_activity" => activity(facts, rows),
-        "pg_stat_database_conflicts" | "pg_stat_replication" | "pg_stat_wal_receiver" => {
+        "pg_stat_archiver" | "pg_stat_database_conflicts" | "pg_stat_replication" | "pg_stat_wal_receiver" => {
             super::replication::fill(name, facts, rows);
         }
         "pg_stat_database" => rows.push([

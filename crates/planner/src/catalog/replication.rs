@@ -1,4 +1,4 @@
-//! The rows of PostgreSQL's views of replication: the hosts that follow this one, and the one that this one follows.
+//! The rows of PostgreSQL's views of replication and archiving: the hosts that follow this one, and the one that this one follows.
 
 use super::objects::{DATABASE, OWNER};
 use super::relations::Rows;
@@ -8,11 +8,12 @@ use crate::facts::SessionFacts;
 use chrono::{DateTime, Utc};
 use datafusion::arrow::datatypes::IntervalMonthDayNano;
 use std::time::{Duration, SystemTime};
-use tidepool_database::AccessObject;
+use tidepool_database::{AccessObject, ArchiveState};
 
 /// Fills `rows` with what the view named `name` holds.
 pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     match name {
+        "pg_stat_archiver" => archiver(facts, rows),
         "pg_stat_replication" => followers(facts, rows),
         "pg_stat_wal_receiver" => upstream(facts, rows),
         // No statement of a standby has had to end for what was applied.
@@ -73,6 +74,19 @@ fn followers(facts: &SessionFacts, rows: &mut Rows) {
             ("reply_time", time(standby.heard)),
         ]);
     }
+}
+
+/// One row, as in PostgreSQL, also where nothing is archived.
+fn archiver(facts: &SessionFacts, rows: &mut Rows) {
+    let log = facts.planner.database().archiver().map(|archive| archive.log).unwrap_or_default();
+    rows.push([
+        ("archived_count", log.segments.into()),
+        ("last_archived_wal", log.last_segment.map(ArchiveState::name_of).into()),
+        ("last_archived_time", time(log.archived_at)),
+        ("failed_count", log.failures.into()),
+        ("last_failed_wal", log.failed_segment.map(ArchiveState::name_of).into()),
+        ("last_failed_time", time(log.failed_at)),
+    ]);
 }
 
 fn upstream(facts: &SessionFacts, rows: &mut Rows) {

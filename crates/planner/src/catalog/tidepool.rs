@@ -29,6 +29,7 @@ pub fn description(name: &str) -> &'static str {
         "pool_extents" => "extents of the pool by state, kind and database",
         "pool_events" => "last events of the pool",
         "second_tier" => "the data folder of a primary in a pool, and how far behind it is",
+        "archive" => "the archive of the log, and how far behind it is",
         "access" => "what statements read of tables and columns: the recorded workload",
         "index_access" => "what statements read of indexes: the recorded workload",
         "workload" => "how much there is of the recorded workload",
@@ -38,6 +39,20 @@ pub fn description(name: &str) -> &'static str {
         "workload_classes" => "workload classes: who runs, who waits and who was refused",
         _ => "",
     }
+}
+
+/// Where the log is archived.
+fn archive(facts: &SessionFacts, rows: &mut Rows) {
+    let database = facts.planner.database();
+    let Some(archive) = database.archiver() else { return };
+    let archived = database.lsn_of(archive.log.end);
+    rows.push([
+        ("folder", archive.folder.display().to_string().into()),
+        ("archived_lsn", Some(archived.to_string()).filter(|_| archived.0 > 0).into()),
+        ("lag_bytes", database.written_lsn().0.saturating_sub(archived.0).into()),
+        ("archived_at", archive.log.archived_at.map(chrono::DateTime::<chrono::Utc>::from).into()),
+        ("failure", archive.log.failure.map(|error| error.to_string()).into()),
+    ]);
 }
 
 /// Fills `rows` with what the view named `name` holds.
@@ -50,6 +65,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "pacing" => pacing(facts, rows),
         "paging" => paging(facts, rows),
         "hosts" | "pool" | "pool_extents" | "pool_events" | "second_tier" => super::pool::fill(name, facts, rows),
+        "archive" => archive(facts, rows),
         "access" => access(facts, rows),
         "index_access" => index_access(facts, rows),
         "workload" => {

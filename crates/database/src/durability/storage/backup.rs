@@ -9,6 +9,7 @@ use super::delta::Delta;
 use super::row_file::{self, Identity, Kind};
 use super::{FileKey, Manifest, SavedFile, SavedTable, Storage, file_path, files, in_file, positions, read_file};
 use crate::DatabaseVersion;
+use crate::durability::archive::{BackupLabel, LABEL};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState};
@@ -59,16 +60,25 @@ impl Storage {
 
     /// Copies the last checkpoint to a folder that is not there, or empty; 55000 otherwise. XX001 naming a file that is
     /// damaged.
-    pub fn backup(&self, to: &Path, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+    /// `label`: what it needs of the log beyond.
+    pub fn backup(
+        &self,
+        to: &Path,
+        label: Option<BackupLabel>,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<Copied> {
         let (manifest, _lent) = self.lend()?;
-        let positions = positions::to_bytes(&self.positions.lock())?;
-        copy(&*self.files, &self.folder, to, manifest, &positions, interrupted)
+        let mut others = vec![(positions::NAME, positions::to_bytes(&self.positions.lock())?)];
+        if let Some(label) = label {
+            others.push((LABEL, BackupLabel { commit_ts: manifest.commit_ts, ..label }.to_bytes()?));
+        }
+        copy(&*self.files, &self.folder, to, manifest, &others, interrupted)
     }
 
     /// Copies what was read of this folder elsewhere.
     pub fn copy_to(&self, to: &Path, manifest: Manifest, interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
-        let positions = positions::to_bytes(&self.positions.lock())?;
-        copy(&*self.files, &self.folder, to, manifest, &positions, interrupted)
+        let others = [(positions::NAME, positions::to_bytes(&self.positions.lock())?)];
+        copy(&*self.files, &self.folder, to, manifest, &others, interrupted)
     }
 
     /// Compares every file of the last checkpoint with its checksums, and those of loads since that a version shows. Tells `fault` of what
@@ -180,12 +190,12 @@ fn copy(
     from: &Path,
     to: &Path,
     manifest: Manifest,
-    positions: &[u8],
+    others: &[(&str, Vec<u8>)],
     interrupted: &dyn Fn() -> Result<()>,
 ) -> Result<Copied> {
     check_empty(files, to)?;
     let mut written = Vec::new();
-    let copied = copy_into(files, from, to, manifest, positions, interrupted, &mut written);
+    let copied = copy_into(files, from, to, manifest, others, interrupted, &mut written);
     if copied.is_err() {
         // Best effort: without a manifest it is nobody's data.
         written.iter().for_each(|path: &PathBuf| drop(files.remove(path)));
@@ -200,7 +210,7 @@ fn copy_into(
     from: &Path,
     to: &Path,
     mut manifest: Manifest,
-    positions: &[u8],
+    others: &[(&str, Vec<u8>)],
     interrupted: &dyn Fn() -> Result<()>,
     written: &mut Vec<PathBuf>,
 ) -> Result<Copied> {
@@ -228,7 +238,9 @@ fn copy_into(
         let read = write(target.clone(), &bytes)?;
         check(&table.def, key, file.rows, &read).map_err(|error| in_file(&target, &error))?;
     }
-    write(to.join(positions::NAME), positions)?;
+    for (name, bytes) in others {
+        write(to.join(name), bytes)?;
+    }
     if let Ok(workload) = files.read(&from.join("ACCESS")) {
         write(to.join("ACCESS"), &workload)?;
     }

@@ -16,7 +16,7 @@ use super::{FileKey, Manifest, SavedFile, SavedTable, Storage, in_file};
 use crate::DatabaseVersion;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -252,14 +252,26 @@ impl Storage {
         file: &SavedFile,
         spaces: &Tablespaces,
     ) -> Result<Arc<FileOrigin>> {
+        let path = self.path(FileKey { kind: Kind::Main, id: file.id });
+        self.origin_at(path, def, placement, file, spaces).map(Arc::new)
+    }
+
+    fn origin_at(
+        &self,
+        path: PathBuf,
+        def: &Arc<TableDef>,
+        placement: &Placement,
+        file: &SavedFile,
+        spaces: &Tablespaces,
+    ) -> Result<FileOrigin> {
         let spaces = (0..def.columns.len()).map(|column| spaces.get(placement.column(column)));
-        Ok(Arc::new(FileOrigin {
+        Ok(FileOrigin {
             files: Arc::clone(&self.files),
-            path: self.path(FileKey { kind: Kind::Main, id: file.id }),
+            path,
             identity: super::identity(Kind::Main, def, file),
             def: Arc::clone(def),
             spaces: spaces.collect::<Result<_>>()?,
-        }))
+        })
     }
 
     /// A row group's segment from its file. `None`: there is no such file.
@@ -313,6 +325,21 @@ impl Storage {
             return Err(in_file(&origin.path, &error));
         }
         Ok(group)
+    }
+
+    /// Reads a row group from a file elsewhere.
+    pub fn load_group_at(
+        &self,
+        path: &Path,
+        def: &Arc<TableDef>,
+        placement: &Placement,
+        file: &SavedFile,
+        spaces: &Tablespaces,
+    ) -> Result<RowGroup> {
+        let origin = self.origin_at(path.to_owned(), def, placement, file, spaces)?;
+        let columns: Vec<usize> = (0..def.columns.len()).collect();
+        let segments = origin.load(&origin.read()?, &columns)?.into_iter().map(Arc::new).collect();
+        RowGroup::from_segments(RowGroupId(file.id), segments).map_err(|error| in_file(path, &error))
     }
 
     /// The row groups of a table that the manifest in force names in memory were made the table's.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RoleId, SchemaId, SqlState, StoreId};
-use tidepool_device::Profile;
+use tidepool_device::{Location, Profile};
 use tidepool_log::DatabaseIdentity;
 use tidepool_table::{Placement, TableDef};
 use tidepool_tablespace::TablespaceConfig;
@@ -241,9 +241,20 @@ impl Manifest {
     /// Whose log it is, if there may be one. XX001 when that is no identity.
     pub fn identity(&self) -> Result<Option<DatabaseIdentity>> {
         let Some(text) = &self.identity else { return Ok(None) };
-        let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
-        let number = number.ok_or_else(|| Error::corrupted(format!("\"{text}\" is not a database's identity")))?;
-        Ok(Some(DatabaseIdentity(number.to_be_bytes())))
+        let identity = DatabaseIdentity::parse(text);
+        identity.map(Some).ok_or_else(|| Error::corrupted(format!("\"{text}\" is not a database's identity")))
+    }
+
+    /// Has tablespaces elsewhere, by name. 42704 for one that there is not.
+    pub fn move_tablespaces(&mut self, spaces: &[(String, Location)]) -> Result<()> {
+        for (name, location) in spaces {
+            let saved = self.tablespaces.iter_mut().find(|saved| saved.name == *name).ok_or_else(|| {
+                Error::new(SqlState::UNDEFINED_OBJECT, format!("the backup has no tablespace \"{name}\""))
+                    .with_detail("Those of the configuration are where it says.")
+            })?;
+            saved.location = location.to_string();
+        }
+        Ok(())
     }
 
     pub fn to_bytes(&self) -> Result<Vec<u8>> {

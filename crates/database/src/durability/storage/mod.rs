@@ -45,6 +45,7 @@ pub(crate) use manifest::{
 };
 
 use crate::catalog::roles::{Access, RoleDef, is_initial};
+use crate::durability::archive::keep_rows;
 use crate::durability::ids::Ids;
 use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
@@ -56,7 +57,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId, crash_point};
 use tidepool_log::files::Files;
@@ -90,6 +91,8 @@ pub(crate) struct Storage {
     restarted: Restarted,
     /// Manifests say where row groups lie in memory, for a start that finds them there.
     says_places: AtomicBool,
+    /// Where files wait that records of this term name, until they are archived.
+    archived: OnceLock<(PathBuf, u64)>,
     /// Whose log it is and where, once that is known.
     log: Mutex<Option<LogHome>>,
     next_temporary: AtomicU64,
@@ -169,6 +172,7 @@ impl Storage {
             held: Mutex::default(),
             restarted: Restarted::default(),
             says_places: AtomicBool::new(true),
+            archived: OnceLock::new(),
             log: Mutex::new(None),
             next_temporary: AtomicU64::new(0),
             _lock: lock,
@@ -410,7 +414,22 @@ impl Storage {
             all.push(FileKey { kind: Kind::Main, id: group.id().0 });
         }
         self.sync_rows(&written)?;
+        if let Some((unarchived, term)) = self.archived.get() {
+            let paths: Vec<_> = all.iter().map(|key| (RowGroupId(key.id), self.path(*key))).collect();
+            let kept = keep_rows(unarchived, *term, paths.iter().map(|(group, path)| (*group, path.as_path())));
+            kept.inspect_err(|_| self.discard(&written))?;
+        }
         Ok(Prepared { written, all })
+    }
+
+    /// Files that records of a term name are kept in a folder until they are archived.
+    pub fn archive_rows(&self, unarchived: PathBuf, term: u64) {
+        let _ = self.archived.set((unarchived, term));
+    }
+
+    /// What the last checkpoint is as of.
+    pub fn checkpoint_ts(&self) -> CommitTs {
+        self.manifest.lock().as_ref().map_or(CommitTs(0), |manifest| manifest.commit_ts)
     }
 
     /// The log is about to name these: no checkpoint of before knows of them, and the next one does.
@@ -801,7 +820,8 @@ fn list(files: &dyn Files, folder: &Path) -> Result<Vec<String>> {
 /// Whether a folder with these entries is a new one. 55000 when it holds something else.
 fn check_ours(folder: &Path, entries: Vec<String>) -> Result<bool> {
     let ours = |name: &String| {
-        name == "LOCK" || ["MANIFEST", "ACCESS", "SEQUENCES", "rows", "log"].iter().any(|own| name.starts_with(own))
+        name == "LOCK"
+            || ["MANIFEST", "ACCESS", "SEQUENCES", "BACKUP", "rows", "log"].iter().any(|own| name.starts_with(own))
     };
     let is_new = !entries.iter().any(|name| name == "MANIFEST");
     if is_new && !entries.iter().all(ours) {
