@@ -17,7 +17,7 @@
 //!
 //! Each of these, taken out, is found within some histories: the look at `TERM` before a commit is acknowledged, the look at each
 //! snapshot, the reading on to a term's end before it is sealed, the sealing that a block's reader waits for, what becomes of a dead
-//! primary's log (freed with it), and what hosts need of the log when its segments go back.
+//! primary's log (freed with it), what hosts need of the log when its segments go back, and what they hold of main when extents go back.
 //!
 //! What is not reached: interleavings between crash points, which are those of the pool's and the log's own models and simulations
 //! ([`tidepool_pool::model`], `log::simulated`), of threads of one database ([`super::manifest_tests`]) and of real processes
@@ -33,7 +33,7 @@ use super::tests::Place;
 use super::*;
 use crate::follow::tests::check;
 use crate::stress::{for_seeds, go_stepwise, variable};
-use crate::tests::{columns, insert, placement, rows};
+use crate::tests::{batch_of, columns, insert, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Transaction};
@@ -691,7 +691,8 @@ impl Host {
     }
 }
 
-/// Takes some rows of one table and puts as many into the other. Whether there were any.
+/// Takes some rows of one table and puts as many into the other, or has them become others where they are: so a merge makes a main
+/// in another one's place. Whether there were any.
 fn transfer(random: &mut StdRng, transaction: &mut Transaction, start: usize) -> Result<bool> {
     let (from, to) = if random.random() { ("left", "right") } else { ("right", "left") };
     let version = transaction.begin_statement()?;
@@ -702,7 +703,15 @@ fn transfer(random: &mut StdRng, transaction: &mut Transaction, start: usize) ->
         .filter(|_| random.random_range(0..10) == 0)
         .take(ROWS)
         .collect();
+    let def = table.def.clone();
     drop((version, table));
+    if random.random() {
+        let line = |number: usize| vec![Some(number.to_string()), Some(format!("row {number}"))];
+        let changed = batch_of(&def, &(start..start + some.len()).map(line).collect::<Vec<_>>());
+        let Changed::Rows(changed) = transaction.update(from, &some, &changed)? else { return Ok(false) };
+        transaction.end_statement();
+        return Ok(changed.true_count() > 0);
+    }
     let Changed::Rows(taken) = transaction.delete(from, &some)? else { return Ok(false) };
     transaction.end_statement();
     let count = taken.true_count();
