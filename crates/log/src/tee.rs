@@ -287,29 +287,8 @@ impl<S: Source> Tee<S> {
             .with_detail(format!("The folder has it up to term {newest}, and {} has another one.", source.name()))
             .with_hint("Give the database an empty folder, or make it in the pool with later terms than those."));
         }
-        let begins = goes_on.or(from);
-        let cursor = match begins {
-            Some((term, number)) => Cursor::before_segment(files.identity, term, number),
-            None => Cursor::at_start(files.identity),
-        };
-        let going_on = end.filter(|_| goes_on.is_some());
-        let durable = going_on.map_or(CommitTs(0), |end| end.floor);
-        let durable_end = going_on.map_or(LogPosition::default(), |end| end.end);
-        Ok(Tee {
-            blocks: Blocks::new(source, cursor),
-            files,
-            current: None,
-            current_path: PathBuf::new(),
-            is_unsynced: false,
-            copying: None,
-            again_from: begins,
-            begins,
-            is_complete: goes_on.is_some() || end.is_none() && from.is_none(),
-            copied_end: durable_end,
-            durable_end,
-            copied: durable,
-            durable,
-        })
+        let is_complete = goes_on.is_some() || end.is_none() && from.is_none();
+        Ok(Tee::begin(source, files, end.filter(|_| goes_on.is_some()), goes_on.or(from), is_complete))
     }
 
     /// Goes on where an archive ends. Where the log does not go back to that place any more, the archive has a gap there, and goes
@@ -341,16 +320,23 @@ impl<S: Source> Tee<S> {
                 last.1
             );
         }
-        let begins = goes_on.or(from);
+        Ok(Tee::begin(source, files, end.filter(|_| goes_on.is_some()), goes_on.or(from), true))
+    }
+
+    /// Copies from segment `begins` on, a term and number, or all of the log. `end`: what the files have already, if that goes on.
+    fn begin(
+        source: S,
+        files: FileSource,
+        end: Option<FilesEnd>,
+        begins: Option<(u64, u64)>,
+        is_complete: bool,
+    ) -> Tee<S> {
         let cursor = match begins {
             Some((term, number)) => Cursor::before_segment(files.identity, term, number),
             None => Cursor::at_start(files.identity),
         };
-        let (durable, durable_end) = match end.filter(|_| goes_on.is_some()) {
-            Some(end) => (end.floor, end.end),
-            None => (CommitTs(0), LogPosition::default()),
-        };
-        Ok(Tee {
+        let (durable, durable_end) = end.map_or((CommitTs(0), LogPosition::default()), |end| (end.floor, end.end));
+        Tee {
             blocks: Blocks::new(source, cursor),
             files,
             current: None,
@@ -359,12 +345,12 @@ impl<S: Source> Tee<S> {
             copying: None,
             again_from: begins,
             begins,
-            is_complete: true,
+            is_complete,
             copied_end: durable_end,
             durable_end,
             copied: durable,
             durable,
-        })
+        }
     }
 
     /// The segment that the last block is in which is durable in the files, with its term.

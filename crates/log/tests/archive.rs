@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Clock, IDENTITY, config, never};
+use common::{Clock, IDENTITY, Random, config, never};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,17 +37,6 @@ fn now() -> u64 {
 /// The default, with that clock.
 fn clocked() -> LogConfig {
     LogConfig { clock: now, ..config() }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }
 
 fn payload(ts: u64) -> Vec<u8> {

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Clock, IDENTITY, config, never};
+use common::{Clock, IDENTITY, Random, config, never};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -745,18 +745,6 @@ fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
     // One who reads the files as a log that one host had to itself is told.
     let device = FileDevice::open(Arc::new(SystemFiles), &tee, EXTENT_BYTES, OpenHow::default()).unwrap();
     assert_eq!(device.segments().unwrap_err().code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
-}
-
-/// Pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }
 
 #[test]

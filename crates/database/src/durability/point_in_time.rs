@@ -84,8 +84,15 @@ impl RowGroups for ArchivedGroups {
     }
 }
 
-/// The label of a backup, and the archive of its log.
-fn find(backup: &Path, archive: &Path) -> Result<(BackupLabel, FileSource, PathBuf)> {
+/// A backup, and the archive of its log.
+struct Archived {
+    label: BackupLabel,
+    identity: DatabaseIdentity,
+    source: FileSource,
+    folder: PathBuf,
+}
+
+fn find(backup: &Path, archive: &Path) -> Result<Archived> {
     let label = BackupLabel::of(backup)?.ok_or_else(|| {
         refused(format!("\"{}\" is no backup that a log goes on from", backup.display()))
             .with_detail(format!("It has no file {LABEL}: the log was not archived when it was made."))
@@ -95,7 +102,7 @@ fn find(backup: &Path, archive: &Path) -> Result<(BackupLabel, FileSource, PathB
     })?;
     let folder = folder_of(archive, identity);
     let source = FileSource::find_archive(Arc::new(SystemFiles), &folder, identity)?;
-    Ok((label, source, folder))
+    Ok(Archived { label, identity, source, folder })
 }
 
 /// The memory of the process that recovers: no pool's.
@@ -124,7 +131,7 @@ pub fn recover_to(
     let to = config.data_dir.as_deref().ok_or_else(|| Error::internal("there is no data folder"))?;
     check_empty(&SystemFiles, to)?;
     let (storage, mut manifest) = open_folder(&Config { data_dir: Some(backup.to_owned()), ..config.clone() })?;
-    let (label, source, folder) = find(backup, archive)?;
+    let Archived { label, identity, source, folder } = find(backup, archive)?;
     if manifest.identity.is_some() || manifest.commit_ts != label.commit_ts {
         return Err(refused(format!("backup \"{}\" was changed since it was made", backup.display()))
             .with_hint("A server that is started on a backup makes it another database. Restore it elsewhere first."));
@@ -138,8 +145,6 @@ pub fn recover_to(
     let database = Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))?;
     let recovered = database.attach_folder(&manifest).and_then(|()| {
         let segment_bytes = source.segment_bytes() as u64;
-        let identity =
-            DatabaseIdentity::parse(&label.identity).ok_or_else(|| Error::internal("a label without an identity"))?;
         let groups =
             ArchivedGroups { database: Arc::downgrade(&database), rows: rows_of(&folder), term: AtomicU64::new(0) };
         let groups = Arc::new(groups);
@@ -201,7 +206,7 @@ fn not_reached(last_at: Option<SystemTime>) -> Error {
 /// Removes what no recovery from `backup`, or a later one, needs of an archive. Returns how many files of the log and of row groups
 /// went.
 pub fn remove_archive_before(backup: &Path, archive: &Path) -> Result<(u64, u64)> {
-    let (label, source, folder) = find(backup, archive)?;
+    let Archived { label, identity, source, folder } = find(backup, archive)?;
     let rows = rows_of(&folder);
     let failed = |error: std::io::Error| Error::io(format_args!("read folder \"{}\"", rows.display()), &error);
     let mut files = Vec::new();
@@ -211,8 +216,6 @@ pub fn remove_archive_before(backup: &Path, archive: &Path) -> Result<(u64, u64)
         }
     }
     // What is named is looked for after the files were: a file that came since is not among them.
-    let identity =
-        DatabaseIdentity::parse(&label.identity).ok_or_else(|| Error::internal("a label without an identity"))?;
     let mut named = HashSet::new();
     let mut tail = Tail::open(source.clone(), identity, Some((label.term, label.segment)));
     while let Next::Batch(batch) = tail.read()? {

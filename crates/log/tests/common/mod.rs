@@ -14,6 +14,18 @@ pub fn never() -> Result<()> {
     Ok(())
 }
 
+/// Pseudo-random numbers. Its number must not be 0.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
 /// Timestamps of a single thread: all that were drawn are appended.
 #[derive(Clone, Default)]
 pub struct Clock(Arc<AtomicU64>);

@@ -1,6 +1,6 @@
 //! Attaching to what a manifest names: main where it lies, and what of tables main does not show.
 //!
-//! Nothing of main is touched, so that it takes as long however much there is. What decides whether the pool has the database is
+//! Nothing of main is touched: what is left of its size is a look at each place in the manifest, some 2 µs. What decides whether the pool has the database is
 //! looked at: the manifest as a whole, by its checksums; that every place that it names makes sense; and that the books of the pool
 //! still have every extent that it names for this database. A segment is looked at when something of it is wanted first: what is
 //! damaged then is told to whoever wants it, as damage behind a segment's head always was.
