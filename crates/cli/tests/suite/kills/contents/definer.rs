@@ -279,17 +279,18 @@ async fn waited_for(world: &World, url: &str, client: &Client, random: &mut StdR
         Err(Ended::Refused) => panic!("{}", world.failure("a change of a definition is refused when it commits")),
         Err(Ended::Gone) => false,
     };
+    // A server that is told to stop before it reads the COMMIT undoes the definition, and what waited for it may then be done over the table as
+    // it was, whatever is heard of that.
+    let is_undone = commits && !committed && world.stops();
+    let over = |table: Table| {
+        let mut delta = Delta::new();
+        let changed = change.apply(&table, of, &mut delta).filter(|_| user == "tidepool" || table.granted)?;
+        table.apply(of, &delta);
+        Some((table, changed))
+    };
     match (result, expected) {
-        // A server that is told to stop before it reads the COMMIT undoes the definition, and what waited for it may then be done over the table as
-        // it was.
-        (Ok(rows), _) if commits && !committed && world.stops() => {
-            let over = |table: Table| {
-                let mut delta = Delta::new();
-                let changed = change.apply(&table, of, &mut delta);
-                let may = user == "tidepool" || table.granted;
-                table.apply(of, &delta);
-                (may && changed == Some(rows as usize)).then_some(table)
-            };
+        (Ok(rows), _) if is_undone => {
+            let over = |table| over(table).filter(|(_, changed)| *changed == rows as usize).map(|(table, _)| table);
             let states: Vec<Table> = [settled, before].into_iter().filter_map(over).collect();
             assert!(!states.is_empty(), "{}", world.failure(&format!("rows of {}", short(&sql))));
             *world.definitions.lock().unwrap() = Some(InDoubt { table: at, states });
@@ -321,6 +322,9 @@ async fn waited_for(world: &World, url: &str, client: &Client, random: &mut StdR
                 let mut states = vec![settled.clone()];
                 if expected.is_some() {
                     states.push(with_change());
+                }
+                if is_undone {
+                    states.extend(over(before.clone()).map(|(table, _)| table));
                 }
                 if commits && !committed {
                     states.push(before);
