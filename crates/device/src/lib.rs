@@ -23,7 +23,7 @@ pub use affinity::{confine, processors};
 pub use cost::{Access, CostModel, Excess, Pattern, Share, local_profile, set_local_profile};
 pub use device::{Device, Protection, identity_of};
 pub use location::{CacheSize, Location, Stripe};
-pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
+pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES, PartMapping};
 pub use pacing::{GATHER_SLOTS, Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use residency::{Miss, PoolId, Residency};

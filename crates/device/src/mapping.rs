@@ -60,6 +60,39 @@ pub struct Mapping {
     backing: Backing,
 }
 
+/// A part of a device that other processes have mapped, too. What is done there is for its user to prove.
+#[derive(Debug)]
+pub struct PartMapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: owned addresses; nothing here touches what is there.
+unsafe impl Send for PartMapping {}
+// SAFETY: as above.
+unsafe impl Sync for PartMapping {}
+
+impl PartMapping {
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for PartMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped or reserved by this, whose users are gone.
+        unsafe { unmap(self.base, self.len) };
+    }
+}
+
 // SAFETY: the mapping is owned memory; all methods that touch it take `&self` and are thread-safe system calls.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -90,6 +123,29 @@ impl Mapping {
     /// Maps all of a file or DAX device that other processes may have mapped, too ([`Device::open_shared`]).
     pub fn open_shared(location: &Location, protection: Protection) -> Result<Mapping> {
         Mapping::of(Device::open_shared(location, protection)?).map_err(|(_, error)| error)
+    }
+
+    /// As `open_shared`, of the part of it around `range` that can be mapped by itself: it begins and ends with a unit of the
+    /// device. The device is closed behind it, so that nothing else of it can be mapped by that. Returns where in the device
+    /// the mapping begins.
+    pub fn open_shared_part(
+        location: &Location,
+        protection: Protection,
+        range: Range<usize>,
+    ) -> Result<(PartMapping, usize)> {
+        let device = Device::open_shared(location, protection)?;
+        let unit = device.page_size();
+        let (start, end) = (range.start / unit * unit, range.end.next_multiple_of(unit));
+        if range.is_empty() || end > device.len() {
+            return Err(Error::internal(format!("{range:?} is no part of \"{location}\"")));
+        }
+        let len = end - start;
+        let base = reserve(len, unit)
+            .map_err(|error| Error::io(format_args!("reserve addresses for {}", ByteSize(len as u64)), &error))?;
+        let part = PartMapping { base, len };
+        // SAFETY: reserved a moment ago, and known to nobody else.
+        unsafe { device.map_at(base, start, len) }?;
+        Ok((part, start))
     }
 
     fn of(device: Device) -> Result<Mapping, (Device, Error)> {

@@ -8,8 +8,17 @@
 
 use crate::layout::HostNumber;
 use crate::memory::{Books, Memory, Outcome};
-use crate::words::{Contents, Database, Extent, Generation, Host, HostState, Kind, Number, Owner, Slot};
+use crate::words::{Contents, Database, Extent, Generation, Host, HostState, Kind, Number, Owner, Role, Slot};
 use tidepool_base::crash_point;
+
+/// What an extent becomes that a host leases for `kind`.
+fn owned(host: Host, kind: Kind) -> Owner {
+    match kind {
+        Kind::Log => Owner::Log { by: host },
+        kind if kind.is_shared() => Owner::Filling { by: host, kind },
+        kind => Owner::Private { by: host, kind },
+    }
+}
 
 impl<M: Memory> Books<M> {
     /// Takes a free extent for `kind`. What another database left there is zeroed first. False where it is not free, or
@@ -22,27 +31,22 @@ impl<M: Memory> Books<M> {
             return Ok(false);
         }
         crash_point("pool.lease.claimed");
-        self.make_ready(host, database, extent, kind, holds)
+        self.make_ready(host, database, extent, owned(host, kind), holds)
     }
 
-    /// An extent that the host has claimed becomes its own.
+    /// An extent that the host has claimed becomes somebody's.
     fn make_ready(
         &self,
         host: Host,
         database: Database,
         extent: Extent,
-        kind: Kind,
+        owned: Owner,
         holds: Contents,
     ) -> Outcome<bool, M> {
         if !holds.may_be_shown_to(database) {
             self.memory.zero(extent)?;
             crash_point("pool.lease.zeroed");
         }
-        let owned = match kind {
-            Kind::Log => Owner::Log { by: host },
-            kind if kind.is_shared() => Owner::Filling { by: host, kind },
-            kind => Owner::Private { by: host, kind },
-        };
         self.swap(self.layout.owner(extent), Owner::Claimed { by: host }, owned)
     }
 
@@ -128,8 +132,41 @@ impl<M: Memory> Books<M> {
             return Ok(is_taken.then_some(Contents::Of(database)));
         }
         let is_taken = self.swap(field, owner, Owner::Claimed { by: host })?
-            && self.make_ready(host, database, extent, kind, Contents::Unknown)?;
+            && self.make_ready(host, database, extent, owned(host, kind), Contents::Unknown)?;
         Ok(is_taken.then_some(Contents::Zeroes))
+    }
+
+    /// Gives a free extent to a host that changes no words but its own page's. False where it is not free, or where the other host
+    /// is dead.
+    pub fn grant(&self, host: Host, to: Host, database: Database, extent: Extent) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        let Owner::Free { holds } = owner else { return Ok(false) };
+        if !self.swap(field, owner, Owner::Claimed { by: host })? {
+            return Ok(false);
+        }
+        let granted = Owner::Private { by: to, kind: Kind::Heap };
+        let is_granted = self.make_ready(host, database, extent, granted, holds)?;
+        crash_point("pool.granted");
+        // After the swap: a host that sweeps what `to` owned has met the extent, or has confirmed the death before this look.
+        if is_granted && self.is_gone(to)? {
+            self.swap(field, granted, Owner::Free { holds: Contents::Unknown })?;
+            return Ok(false);
+        }
+        Ok(is_granted)
+    }
+
+    /// Takes a private extent in that another host has said it stores to no more. A host that decides on this, sleeps, and comes when
+    /// the extent was granted once more would take what is in use: so no host does this but the primary, while none is there that
+    /// was primary before.
+    pub fn take_in(&self, host: Host, from: Host, database: Database, extent: Extent) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        match owner {
+            Owner::Private { by, .. } if by == from => Ok(self.swap(field, owner, Owner::Returning { by: host })?
+                && self.free(host, extent, self.contents_of(database))?),
+            _ => Ok(false),
+        }
     }
 
     /// A successor makes what other primaries of its database were writing readable for good and writable for no host,
@@ -213,6 +250,9 @@ impl<M: Memory> Books<M> {
     /// Root `since` of `database` was published, and no other host of it reads segment `number` of the log or an earlier one.
     /// True for good, as [`nobody_holds_before`](Books::nobody_holds_before) is: what a host needs only grows, and a host
     /// that joins needs everything until it holds the root in force. `host` reads its own log no more.
+    ///
+    /// A reader that is suspect keeps nothing of the log: after each look at it, it looks whether it is suspect, before it uses what
+    /// it found.
     pub fn nobody_needs_segment(
         &self,
         host: Host,
@@ -226,6 +266,9 @@ impl<M: Memory> Books<M> {
         for slot in self.layout.all_slots().filter(|slot| *slot != host.slot) {
             let ident = self.load(self.layout.ident(slot))?;
             if ident.state == HostState::Free || ident.database != database {
+                continue;
+            }
+            if ident.role == Role::Reader && matches!(ident.state, HostState::Suspect | HostState::Fenced) {
                 continue;
             }
             if self.load(self.layout.host_number(slot, HostNumber::LogNeeded))?.0 <= number {

@@ -164,6 +164,10 @@ impl<M: Memory> Books<M> {
                 Some(Owner::Free { holds: Contents::Unknown })
             }
             Owner::Private { by, .. } if by == host => Some(Owner::Free { holds: self.contents_of(database) }),
+            // Of an earlier life of the slot, which another host gave it too late and was killed before it took it back.
+            Owner::Private { by, .. } if by.slot == host.slot && by.incarnation < host.incarnation => {
+                Some(Owner::Free { holds: Contents::Unknown })
+            }
             // A lone successor has nothing else to start from, and a follower may be reading.
             Owner::Log { by } | Owner::Filling { by, .. } if by == host => {
                 Some(match (owner.kind(), usize::from(database.0) < usize::from(self.layout.databases)) {

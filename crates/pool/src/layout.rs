@@ -37,7 +37,7 @@
 //! | --- | --- | --- | --- |
 //! | 0 | 8 | any host, by swap | `IDENT` |
 //! | 64 | 3 × 8 | itself | beats so far; its monotonic clock and its wall clock then, in microseconds |
-//! | 128 | 6 × 8 | itself | `gen_held`, `log_needed`, `applied_ts`, `applied_pos`, `floor`, detail of its state |
+//! | 128 | 6 × 8 | itself | `gen_held`, `log_needed`, `applied_ts`, `applied_pos`, `wanted`, `room` |
 //! | 192 | 2 × 8 | others, by swap | mailbox: `asked_gen`, `kick` |
 //! | 256 | 8 | itself | checksum of the 760 bytes that follow |
 //! | 264 | 760 | itself | lines of text: name, version, boot id, process, its start time, address, control socket |
@@ -152,6 +152,11 @@ impl Layout {
 
     fn host(slot: Slot) -> usize {
         HOSTS_AT + usize::from(slot.0) * PAGE_BYTES
+    }
+
+    /// Where the page of a host begins.
+    pub(crate) fn host_page(self, slot: Slot) -> usize {
+        Layout::host(slot)
     }
 
     pub fn ident(self, slot: Slot) -> Field<Ident> {
@@ -288,8 +293,10 @@ pub enum HostNumber {
     LogNeeded = 136,
     AppliedTs = 144,
     AppliedPosition = 152,
-    Floor = 160,
-    Detail = 168,
+    /// The position in the log that statements there wait for; 0: none did.
+    Wanted = 160,
+    /// Extents that it asks a primary for, or gives back; 0: nothing.
+    Room = 168,
     /// What it is asked to raise `GenHeld` to.
     AskedGen = 192,
     Kick = 200,
@@ -304,8 +311,8 @@ impl HostNumber {
         HostNumber::LogNeeded,
         HostNumber::AppliedTs,
         HostNumber::AppliedPosition,
-        HostNumber::Floor,
-        HostNumber::Detail,
+        HostNumber::Wanted,
+        HostNumber::Room,
         HostNumber::AskedGen,
         HostNumber::Kick,
     ];

@@ -44,6 +44,8 @@ pub mod memory;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+pub mod reader;
+#[cfg(not(loom))]
 mod reign;
 #[cfg(not(loom))]
 pub mod show;
@@ -71,6 +73,7 @@ pub const CRASH_POINTS: &[&str] = &[
     "pool.lease.zeroed",
     "pool.back.returning",
     "pool.handed",
+    "pool.granted",
     "pool.publish.summed",
     "pool.sweep.one",
     "pool.sweep.done",

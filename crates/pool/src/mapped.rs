@@ -11,8 +11,8 @@ use std::convert::Infallible;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use tidepool_base::Result;
-use tidepool_device::{Device, Mapping, Protection};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_device::{Device, Mapping, PartMapping, Protection};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// One device, and which extents it has.
@@ -60,6 +60,26 @@ pub struct Mapped {
     is_flushed: bool,
     /// It is mapped to be read alone.
     is_read_only: bool,
+    /// But for the page of a host that reads.
+    own_page: OnceLock<OwnPage>,
+}
+
+/// The page of this process's host, mapped once more to be written, where all else of the books is mapped to be read.
+#[derive(Debug)]
+struct OwnPage {
+    mapping: PartMapping,
+    /// Where the page begins in the books, and in what is mapped: that has other pages where devices have larger units.
+    at: usize,
+    within: usize,
+}
+
+impl OwnPage {
+    fn word(&self, at: At) -> Option<&AtomicU64> {
+        let offset = (at.0 as usize).checked_sub(self.at).filter(|offset| *offset + 8 <= PAGE_BYTES)?;
+        // SAFETY: inside the mapping, as `Mapped::map_own_page` has compared, aligned as the books are, and living as long. It is
+        // used as an atomic word alone, as all words of the books are.
+        Some(unsafe { AtomicU64::from_ptr(self.mapping.base().as_ptr().add(self.within + offset).cast()) })
+    }
 }
 
 impl Mapped {
@@ -72,7 +92,8 @@ impl Mapped {
         let is_flushed = first.mapping.device().is_some_and(Device::outlives_machine);
         let is_read_only = protection == Protection::Read;
         let parts = [const { OnceLock::new() }; DEVICES];
-        let mapped = Mapped { parts, control_bytes, extent_bytes, is_flushed, is_read_only };
+        let own_page = OnceLock::new();
+        let mapped = Mapped { parts, control_bytes, extent_bytes, is_flushed, is_read_only, own_page };
         mapped.add(0, first);
         mapped
     }
@@ -154,6 +175,9 @@ impl Mapped {
         let offset = at.0 as usize;
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.control_bytes, "{at:?} is no word of the books");
         let first = self.parts[0].get().expect("device 0 is always there");
+        if let Some(word) = self.own_page.get().and_then(|page| page.word(at)) {
+            return word;
+        }
         // SAFETY: inside the mapping, as `new` has compared, and aligned. All of this process and of others use these words
         // as atomic ones alone; the mapping lives as long as `self`.
         unsafe { AtomicU64::from_ptr(first.mapping.base().as_ptr().add(first.base + offset).cast()) }
@@ -162,8 +186,38 @@ impl Mapped {
     /// # Panics
     /// Where a store would end the process: callers that may not store say so as an error first.
     fn word_to_change(&self, at: At) -> &AtomicU64 {
-        assert!(!self.is_read_only, "the pool was opened to be read");
+        assert!(!self.is_read_only || self.is_own(at), "the pool was opened to be read");
         self.word(at)
+    }
+
+    fn is_own(&self, at: At) -> bool {
+        self.own_page.get().is_some_and(|page| page.word(at).is_some())
+    }
+
+    /// Maps the page of the books at `at` to be written, of a pool that is mapped to be read. Once.
+    pub(crate) fn map_own_page(&self, at: usize) -> Result<()> {
+        assert!(at.is_multiple_of(PAGE_BYTES) && at + PAGE_BYTES <= self.control_bytes, "a page of the books at {at}");
+        let first = self.parts[0].get().expect("device 0 is always there");
+        let start = first.base + at;
+        let location = self.first_device().location();
+        let (mapping, from) = Mapping::open_shared_part(location, Protection::ReadWrite, start..start + PAGE_BYTES)?;
+        let within = start - from;
+        assert!(within + PAGE_BYTES <= mapping.len(), "the page is within what is mapped around it");
+        let page = OwnPage { mapping, at, within };
+        // What is at the location may be another file by now.
+        let is_same = (0..PAGE_BYTES / 8).all(|index| {
+            let word = At((at + index * 8) as u32);
+            page.word(word).map(sync::load) == Some(sync::load(self.word(word)))
+        });
+        if !is_same {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("\"{location}\" changes while it is opened"),
+            )
+            .with_hint("Start again."));
+        }
+        assert!(self.own_page.set(page).is_ok(), "a process that reads is one host of its pool");
+        Ok(())
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

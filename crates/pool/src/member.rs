@@ -10,6 +10,7 @@ use crate::death::{Death, Evidence};
 use crate::layout::{HostNumber, SEGMENTS, TERMS};
 use crate::memory::Bytes;
 use crate::pool::{HostText, Pool, check_name};
+use crate::reader;
 use crate::system;
 use crate::words::{
     Contents, Database, End, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner,
@@ -38,6 +39,8 @@ pub enum Refusal {
     Fenced,
     /// A word of the books is damaged.
     Damaged,
+    /// The host reads, and changes nothing of the pool.
+    Reader,
 }
 
 /// What a host says of itself when it joins.
@@ -86,12 +89,16 @@ pub struct Member {
     stop: Arc<Stop>,
     beats: Option<JoinHandle<()>>,
     has_left: bool,
+    /// Of a host that reads: what it was granted.
+    room: Option<reader::Room>,
 }
 
 impl Member {
     /// Takes a free slot. 53300 where there is none, 3D000 where the database does not exist.
     pub fn join(pool: Arc<Pool>, options: &JoinOptions) -> Result<Member> {
-        pool.check_writable()?;
+        if !(pool.is_readers() && options.role == Role::Reader) {
+            pool.check_writable()?;
+        }
         check_name("host name", &options.name, 63)?;
         let database = match &options.database {
             Some(name) => pool.database(name)?,
@@ -113,7 +120,8 @@ impl Member {
                 .map_err(|error| Error::io("start a thread", &error))
         };
         let (hint, quota_left) = (AtomicU32::new(0), AtomicU64::new(0));
-        let mut member = Member { pool, host, database, hint, quota_left, stop, beats: None, has_left: false };
+        let room = pool.is_readers().then(|| reader::Room::new(&pool));
+        let mut member = Member { pool, host, database, hint, quota_left, stop, beats: None, has_left: false, room };
         member.beats = Some(beats?);
         member.attach()?;
         Ok(member)
@@ -128,6 +136,10 @@ impl Member {
                 return Err(Error::new(SqlState::INVALID_CATALOG_NAME, "the database is being dropped"));
             }
             pool.told(books.hold_root(self.host, self.database))?;
+            // What stands there is of the slot's life before.
+            for which in [HostNumber::Wanted, HostNumber::Room] {
+                pool.told(books.store(books.layout.host_number(self.host.slot, which), Number(0)))?;
+            }
         }
         if !pool.told(books.advance(self.host, HostState::Attached))? {
             return Err(self.fenced());
@@ -159,6 +171,9 @@ impl Member {
 
     /// Takes `count` free extents for `kind`: all, or none (53200). What another database left there reads as zeroes.
     pub fn lease(&self, kind: Kind, count: usize) -> Result<Vec<Extent>> {
+        if self.pool.is_readers() {
+            return Err(self.refused(Refusal::Reader, count));
+        }
         if !self.is_current()? {
             return Err(self.fenced());
         }
@@ -202,6 +217,10 @@ impl Member {
     /// and devices that others added meanwhile are not looked for. `is_usable`: of those that the caller can map.
     pub fn lease_one(&self, kind: Kind, is_usable: &dyn Fn(Extent) -> bool) -> std::result::Result<Extent, Refusal> {
         let (pool, books) = (&self.pool, self.pool.books());
+        if let Some(room) = &self.room {
+            // What is written once is for other hosts to read.
+            return if kind.is_shared() { Err(Refusal::Reader) } else { room.lease(pool, self.host, is_usable) };
+        }
         let is_current = || books.is_current(self.host).map_err(|_| Refusal::Damaged);
         if !is_current()? {
             return Err(Refusal::Fenced);
@@ -272,6 +291,9 @@ impl Member {
 
     /// Why so many extents are not to be had now.
     pub fn why_refused(&self, count: usize) -> Refusal {
+        if let Some(_reader) = &self.room {
+            return Refusal::Full;
+        }
         match (self.is_current(), self.check_quota(count)) {
             (Ok(false), _) => Refusal::Fenced,
             (Err(_), _) => Refusal::Damaged,
@@ -296,12 +318,22 @@ impl Member {
         let error = || -> Result<Error> {
             Ok(match refusal {
                 Refusal::Fenced => self.fenced(),
+                Refusal::Full if self.room.is_some() => {
+                    let error = self.pool.full(count as u64, self.pool.free_extents()?);
+                    error.with_hint(
+                        "A primary grants a reader its memory: it must be there, and the pool must have room.",
+                    )
+                }
                 Refusal::Full => self.pool.full(count as u64, self.pool.free_extents()?),
                 Refusal::Quota => match self.check_quota(count) {
                     Err(error) => error,
                     // Others have freed some meanwhile.
                     Ok(()) => Error::new(SqlState::OUT_OF_MEMORY, "the database has reached its quota of the pool"),
                 },
+                Refusal::Reader => Error::new(
+                    SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                    "a reader puts nothing into the pool that others read",
+                ),
                 Refusal::Damaged => {
                     Error::corrupted(format!("the books of pool \"{}\" are damaged", self.pool.location()))
                         .with_hint("Run tidepool pool check.")
@@ -396,10 +428,49 @@ impl Member {
 
     /// Gives an extent of its own back. Nothing of this process stores there any more.
     pub fn give_back(&self, extent: Extent) -> Result<()> {
+        if let Some(room) = &self.room {
+            room.give_back(extent);
+            return Ok(());
+        }
         let books = self.pool.books();
         let is_done = self.pool.told(books.give_back(self.host, extent))?
             && self.pool.told(books.free(self.host, extent, books.contents_of(self.database)))?;
         self.done(is_done, extent)
+    }
+
+    /// Grants a host that reads what it asks for, at most so many extents. How many it got. The caller is the primary.
+    pub fn grant(&self, to: Host, count: usize) -> Result<usize> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let extents = books.layout.extents;
+        let mut granted = 0;
+        let start = self.hint.load(Ordering::Relaxed).min(extents);
+        for extent in (start..extents).chain(0..start).map(Extent) {
+            if granted == count || self.is_at_quota().unwrap_or(true) {
+                break;
+            }
+            if pool.is_there(extent) && pool.told(books.grant(self.host, to, self.database, extent))? {
+                granted += 1;
+                self.hint.store(extent.0 + 1, Ordering::Relaxed);
+            }
+        }
+        Ok(granted)
+    }
+
+    /// Takes in an extent that a host which reads gives back. False where it is not that host's.
+    pub fn take_in(&self, from: Host, extent: Extent) -> Result<bool> {
+        if extent.0 >= self.pool.layout().extents {
+            return Ok(false);
+        }
+        self.pool.told(self.pool.books().take_in(self.host, from, self.database, extent))
+    }
+
+    /// Of a host that reads: gives back extents that are not in use, but for so many. How many went. Other hosts have none: what they
+    /// do not use goes back at once.
+    pub fn return_spare(&self, keep: usize) -> Result<usize> {
+        match &self.room {
+            None => Ok(0),
+            Some(room) => room.return_spare(&self.pool, self.host, keep).map_err(|refusal| self.refused(refusal, keep)),
+        }
     }
 
     /// Offers a private extent to another host, with what it holds.
@@ -459,6 +530,7 @@ impl Member {
 
     /// Makes a database. 42P04 where there is one of this name, 53000 where the directory is full.
     pub fn create_database(&self, name: &str, quota_extents: u64) -> Result<Database> {
+        self.pool.check_writable()?;
         self.create_database_after(name, quota_extents, Term(0))
     }
 
@@ -544,6 +616,7 @@ impl Member {
 
     /// Drops a database that no host is attached to: its shared extents and orphans are free. 55006 otherwise.
     pub fn drop_database(&self, name: &str) -> Result<u32> {
+        self.pool.check_writable()?;
         let (pool, books) = (&self.pool, self.pool.books());
         let database = pool.database(name)?;
         let field = books.layout.entry(database);
@@ -599,7 +672,11 @@ impl Member {
         let pool = &self.pool;
         // Even if another host took it for dead: nothing of it stores to the pool from here on.
         pool.told(pool.books().advance(self.host, HostState::Leaving))?;
-        let result = bury(pool, self.host, &Death::by(Evidence::Itself), EventKind::Left);
+        let death = Death::by(Evidence::Itself);
+        let result = match pool.is_readers() {
+            true => reader::leave(pool, self.host, &death),
+            false => bury(pool, self.host, &death, EventKind::Left),
+        };
         let _ = pool.books().memory.first_device().unlock_byte(pool.lock_of(self.host.slot));
         pool.own().lock().remove(&self.host.slot);
         result.map(drop)
@@ -657,15 +734,21 @@ fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Res
             continue;
         }
         let device = books.memory.first_device();
-        let locked =
-            device.lock_byte(pool.lock_of(slot)).map_err(|error| Error::io("lock a byte of the pool", &error))?;
-        if !locked {
+        let lock = pool.lock_of(slot);
+        let locked = if pool.is_readers() { device.lock_byte_of_reader(lock) } else { device.lock_byte(lock) };
+        if !locked.map_err(|error| Error::io("lock a byte of the pool", &error))? {
             continue;
+        }
+        if pool.is_readers() {
+            books.memory.map_own_page(books.layout.host_page(slot))?;
         }
         // What the kernel marked for the life before is not held against this one.
         books.memory.thread_word(books.layout.thread_word(slot)).store(0, Ordering::SeqCst);
         let Some(host) = pool.told(books.join(slot, options.role, database))? else {
-            let _ = device.unlock_byte(pool.lock_of(slot));
+            let _ = device.unlock_byte(lock);
+            if pool.is_readers() {
+                return Err(reader::lost_slot(pool));
+            }
             continue;
         };
         own.insert(slot);

@@ -28,6 +28,9 @@ use tidepool_device::{Content, Device, Location, MapOptions, Mapping, Protection
 /// its own, and Linux lets a process have 65,530 of these (`vm.max_map_count`).
 const EXTENTS_WANTED: u64 = 1 << 14;
 
+/// A reader that has not beaten for so many seconds is named where the pool is full.
+const SILENT_S: u64 = 5;
+
 /// What a pool is made of.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
@@ -139,6 +142,8 @@ pub struct Pool {
     own: Mutex<BTreeSet<Slot>>,
     /// Of a pool that is dealt out it is one slice.
     slice: Option<OpenSlice>,
+    /// A host joins that reads, and writes its own page alone.
+    is_readers: bool,
 }
 
 impl<M: Memory> Books<M> {
@@ -320,6 +325,14 @@ impl Pool {
         Pool::open_as(location, Protection::Read)
     }
 
+    /// Opens a pool for one host that reads: everything is mapped to be read, but for the host's own page once it joins. So no
+    /// stray store of this process changes what others have.
+    pub fn open_as_reader(location: &Location) -> Result<Pool> {
+        let mut pool = Pool::open_as(location, Protection::Read)?;
+        pool.is_readers = true;
+        Ok(pool)
+    }
+
     fn open_as(location: &Location, protection: Protection) -> Result<Pool> {
         let (mapping, superblock) = open_device(location, protection)?;
         if superblock.machines > 0 {
@@ -351,7 +364,7 @@ impl Pool {
         let memory = Mapped::new(part, layout.control_bytes(), superblock.extent_bytes as usize, protection);
         let books = Books { memory, layout };
         let (missing, own) = (Mutex::default(), Mutex::default());
-        let pool = Pool { books, superblock, location: location.clone(), missing, own, slice };
+        let pool = Pool { books, superblock, location: location.clone(), missing, own, slice, is_readers: false };
         pool.refresh()?;
         Ok(pool)
     }
@@ -498,6 +511,11 @@ impl Pool {
         Ok(())
     }
 
+    /// It was opened for a host that reads.
+    pub fn is_readers(&self) -> bool {
+        self.is_readers
+    }
+
     pub fn books(&self) -> &Books<Mapped> {
         &self.books
     }
@@ -616,7 +634,26 @@ impl Pool {
         let bytes = |extents: u64| ByteSize(extents * self.extent_bytes());
         Error::new(SqlState::DISK_FULL, format!("pool \"{}\" is full", self.location))
             .with_detail(format!("{} are wanted and {} are free.", bytes(wanted), bytes(free)))
-            .with_hint("Free memory, stop a host or add a device: tidepool pool add.")
+            .with_hint(match self.silent_reader() {
+                Some(hint) => hint,
+                None => "Free memory, stop a host or add a device: tidepool pool add.".to_owned(),
+            })
+    }
+
+    /// What to do about a reader that says nothing any more, and holds what it may read.
+    fn silent_reader(&self) -> Option<String> {
+        let now = system::wall_us();
+        let is_silent = |view: &HostView| {
+            let beat = now.saturating_sub(view.wall_us.0) / 1_000_000;
+            (view.ident.role == Role::Reader && beat >= SILENT_S).then_some(beat)
+        };
+        let hosts = self.hosts().ok()?;
+        let (view, seconds) = hosts.iter().filter_map(|view| Some((view, is_silent(view)?))).max_by_key(|one| one.1)?;
+        let text = view.text.as_ref()?;
+        let (name, process, location) = (&text.name, text.pid, &self.location);
+        Some(format!(
+            "Reader \"{name}\" has said nothing for {seconds} s, and keeps what it may read: end its process {process}. If it is dead: tidepool pool forget {location} {name}."
+        ))
     }
 
     /// Its device is there.
@@ -625,6 +662,9 @@ impl Pool {
     }
 
     pub fn record(&self, kind: EventKind, slot: Slot, detail: u64) -> Result<()> {
+        if self.is_readers {
+            return Ok(());
+        }
         self.check_writable()?;
         self.told(self.books.append_event(kind, slot, system::wall_us() / 1000, detail))
     }
@@ -649,6 +689,7 @@ impl Pool {
         let reign = self.told(self.books.reign(view.ident.database))?;
         Ok(match view.ident.state {
             _ if reign.is_of(view.host) && view.ident.state.is_live() => Role::Primary.text(),
+            _ if view.ident.role == Role::Reader => Role::Reader.text(),
             HostState::Attached | HostState::Following | HostState::Promoting => Role::Standby.text(),
             _ => view.ident.role.text(),
         })

@@ -156,6 +156,7 @@ fn once(pool: &Arc<Pool>, say: &dyn Fn(&str)) -> Result<()> {
     member.hand(leased[0], other.host().slot)?;
     other.take(leased[0])?;
     member.give_back(leased[1])?;
+    assert_eq!(member.grant(other.host(), 1)?, 1);
     member.create_database("c", 0)?;
     // At the end, as what is added stays.
     if std::env::var(CRASH_POINT_VARIABLE).is_ok_and(|point| point == "pool.device.adding") {

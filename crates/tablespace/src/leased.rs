@@ -174,6 +174,8 @@ struct Growth {
     filling_count: usize,
     /// The window's number for each of the pool's devices.
     devices: [Option<u16>; DEVICES_MAX],
+    /// By which what it owns is mapped: of a host that reads the others are opened to be read.
+    own_devices: [Option<u16>; DEVICES_MAX],
     /// Extents that are mapped no more and could not be given back, and whether they were shared: another host may still read
     /// such a one.
     failed: [(Extent, bool); FAILED_MAX],
@@ -218,8 +220,9 @@ impl Lessor {
     fn lease(&self, growth: &Growth, kind: Kind) -> Result<Extent, Refusal> {
         match self {
             Lessor::Member(member) => {
-                let is_known =
-                    |extent| member.pool().place(extent).is_some_and(|(device, _)| growth.devices[device].is_some());
+                let is_known = |extent| {
+                    member.pool().place(extent).is_some_and(|(device, _)| growth.own_devices[device].is_some())
+                };
                 member.lease_one(kind, &is_known)
             }
             #[cfg(test)]
@@ -270,11 +273,12 @@ impl Lessor {
     ///
     /// # Safety
     /// Nobody uses the stripe, and the extent is mapped at no other.
-    unsafe fn map(&self, window: &Window, growth: &Growth, stripe: usize, extent: Extent) -> bool {
+    unsafe fn map(&self, window: &Window, growth: &Growth, stripe: usize, extent: Extent, is_own: bool) -> bool {
         match self {
             Lessor::Member(member) => {
                 let Some((device, offset)) = member.pool().place(extent) else { return false };
-                let Some(number) = growth.devices[device] else { return false };
+                let devices = if is_own { &growth.own_devices } else { &growth.devices };
+                let Some(number) = devices[device] else { return false };
                 let place = Place { device: number, slot: (offset / window.stripe_bytes()) as u32 };
                 // SAFETY: the caller's promise.
                 match unsafe { window.map(stripe, place, 0..window.stripe_bytes()) } {
@@ -347,6 +351,7 @@ impl Leased {
                 filling: [0; FILLING_MAX],
                 filling_count: 0,
                 devices: [None; DEVICES_MAX],
+                own_devices: [None; DEVICES_MAX],
                 failed: [(Extent(0), false); FAILED_MAX],
                 failed_count: 0,
             }),
@@ -518,7 +523,8 @@ impl Tablespace {
         for number in 0..DEVICES_MAX {
             let is_known = leased.growth.lock().is_ok_and(|growth| growth.devices[number].is_some());
             let Some(location) = pool.device_location(number).filter(|_| !is_known) else { continue };
-            let device = Device::open_shared(&location, Protection::ReadWrite)?;
+            let protection = if pool.is_readers() { Protection::Read } else { Protection::ReadWrite };
+            let device = Device::open_shared(&location, protection)?;
             if pool.is_dealt() {
                 device.write_back()?;
             }
@@ -532,8 +538,14 @@ impl Tablespace {
             }
             // As many as a pool can have.
             let Ok(of_window) = self.window.add(device) else { continue };
+            let own = match protection {
+                // What it owns a host that reads maps by another descriptor.
+                Protection::Read => self.window.add(Device::open_shared(&location, Protection::ReadWrite)?).ok(),
+                Protection::ReadWrite => Some(of_window),
+            };
             let Some(mut growing) = leased.grow() else { continue };
             growing.growth.devices[number] = Some(of_window);
+            growing.growth.own_devices[number] = own;
         }
         let (all, free) = pool.room()?;
         leased.pool_free.store(free as usize, Ordering::Relaxed);
@@ -686,7 +698,7 @@ impl Tablespace {
         }
         let Ok(extent) = extent else { return false };
         // SAFETY: nothing is at the stripe, and the extent was just leased.
-        if !unsafe { leased.lessor.map(&self.window, growth, stripe, extent) } {
+        if !unsafe { leased.lessor.map(&self.window, growth, stripe, extent, true) } {
             growth.give_back(&leased.lessor, extent, false);
             return false;
         }

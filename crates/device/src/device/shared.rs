@@ -142,6 +142,21 @@ impl Device {
         }
     }
 
+    /// As `lock_byte`, of a device that was opened to be read. Of two that try in the same moment both may be refused.
+    pub fn lock_byte_of_reader(&self, offset: u64) -> io::Result<bool> {
+        match self.byte_lock(libc::F_OFD_SETLK, libc::F_RDLCK, offset) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        // Such a lock can be several devices' at once: the one that looks after it has its own sees all that came before.
+        if self.is_byte_locked(offset)? {
+            self.unlock_byte(offset)?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
     pub fn unlock_byte(&self, offset: u64) -> io::Result<()> {
         self.byte_lock(libc::F_OFD_SETLK, libc::F_UNLCK, offset).map(drop)
     }

@@ -189,6 +189,119 @@ const LEASE: Subject<Lease> = Subject {
     ],
 };
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grant {
+    /// A host that was primary before serves readers, too.
+    TwoServe,
+    /// A host is granted something while it gives something back.
+    WhileItReturns,
+}
+
+/// A primary grants a reader an extent and takes it in, as often as the reader says so in its page; the reader dies, is swept, and a host
+/// of another database takes what is free.
+fn grants(mutant: Option<Grant>) -> Scenario {
+    let mut scenario = Scenario::new("grants", Layout { slots: 4, databases: 2, extents: 1 });
+    slots(&mut scenario, &[DATA, DATA, OTHER, DATA]);
+    entries(&mut scenario);
+    owner(&mut scenario, 0, Owner::Free { holds: Contents::Of(DATA) });
+    scenario.content(0, 0, 0);
+    let room = scenario.layout.host_number(Slot(1), HostNumber::Room);
+    scenario.word("room 1", room, Number(0));
+    let primaries: &[(&str, u8)] = match mutant {
+        Some(Grant::TwoServe) => &[("primary", 0), ("one before", 3)],
+        _ => &[("primary", 0)],
+    };
+    for (name, slot) in primaries.iter().copied() {
+        scenario.actor(name, false, move |run, procedure, locals| {
+            let (books, me) = (run.books(), host(slot));
+            match procedure {
+                0 => {
+                    let returns = books.load(room)? == Number(1);
+                    Ok(Next::Goto(if returns { 2 } else { 1 }))
+                }
+                1 => {
+                    locals[0] += 1;
+                    let is_granted = books.grant(me, host(1), DATA, Extent(0))?;
+                    Ok(if is_granted { Next::Goto(3) } else { Next::End })
+                }
+                2 => {
+                    books.take_in(me, host(1), DATA, Extent(0))?;
+                    let grants = mutant == Some(Grant::WhileItReturns);
+                    Ok(if locals[0] == 2 { Next::End } else { Next::Goto(if grants { 1 } else { 0 }) })
+                }
+                _ => Ok(if books.load(room)? == Number(1) { Next::Goto(2) } else { Next::End }),
+            }
+        });
+    }
+    scenario.actor("reader", true, move |run, procedure, locals| {
+        let (books, me) = (run.books(), host(1));
+        let is_own = || -> Step<bool> {
+            let owner = books.load(books.layout.owner(Extent(0)))?;
+            Ok(matches!(owner, Owner::Private { by, .. } if by == me))
+        };
+        match procedure {
+            0 => Ok(if is_own()? { Next::Goto(1) } else { Next::End }),
+            1 => {
+                store_and_look(run, 0, 1)?;
+                Ok(Next::Goto(2))
+            }
+            2 => {
+                books.store(room, Number(1))?;
+                Ok(Next::Goto(3))
+            }
+            3 => Ok(if is_own()? { Next::End } else { Next::Goto(4) }),
+            _ => {
+                books.store(room, Number(0))?;
+                locals[0] += 1;
+                Ok(if locals[0] < 2 { Next::Goto(0) } else { Next::End })
+            }
+        }
+    });
+    let reader = primaries.len();
+    scenario.actor("sweeper", false, move |run, procedure, _| {
+        let books = run.books();
+        match procedure {
+            0 => {
+                let death = run.death_of(reader)?;
+                books.confirm(host(1), &death)?;
+                Ok(Next::Goto(1))
+            }
+            1 => {
+                books.sweep(host(1))?;
+                Ok(Next::Goto(2))
+            }
+            _ => {
+                books.free_slot(host(1))?;
+                Ok(Next::End)
+            }
+        }
+    });
+    scenario.actor("thief", false, |run, procedure, _| match procedure {
+        0 => {
+            let is_leased = run.books().lease(host(2), OTHER, Extent(0), Kind::Heap)?;
+            Ok(if is_leased { Next::Goto(1) } else { Next::End })
+        }
+        _ => {
+            store_and_look(run, 0, 2)?;
+            Ok(Next::End)
+        }
+    });
+    scenario.end = Box::new(move |view| {
+        let owner = view.word(Layout::new(1).owner(Extent(0)));
+        let is_leaked = view.is_dead(reader) && owner.writer() == Some(host(1));
+        is_leaked.then(|| format!("an extent is lost: {owner:?}"))
+    });
+    scenario
+}
+
+const GRANTS: Subject<Grant> = Subject {
+    build: grants,
+    mutants: &[
+        ("a host that was primary before serves readers beside the primary", Grant::TwoServe),
+        ("a host that gives an extent back is granted one before it knows", Grant::WhileItReturns),
+    ],
+};
+
 /// Two hosts want one slot and one extent; a third suspects whoever has the slot, late.
 fn join(_: Option<()>) -> Scenario {
     let mut scenario = Scenario::new("joins", Layout { slots: 1, databases: 1, extents: 1 });
@@ -684,12 +797,22 @@ fn forgotten(_: Option<()>) -> Scenario {
 }
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![forgotten(None), lease(None), join(None), hand(None, DATA), hand(None, OTHER), lock(None), entry(None)]
+    vec![
+        forgotten(None),
+        lease(None),
+        join(None),
+        hand(None, DATA),
+        hand(None, OTHER),
+        lock(None),
+        entry(None),
+        grants(None),
+    ]
 }
 
 #[test]
 fn an_extent_has_one_writer() {
     LEASE.hold();
+    GRANTS.hold();
     HAND.hold();
     HAND_BETWEEN.hold();
     LOCK.hold();

@@ -557,6 +557,8 @@ enum Segments {
     StaleNeed,
     /// The segment of a zombie is returned.
     ReturnedEarly,
+    /// A reader that is suspect uses what it found in the log.
+    SuspectReads,
 }
 
 /// Extent 1 is segment 5 of the log, which root 1 needs and root 2 does not. A host joins and reads it; a successor makes it an
@@ -617,6 +619,9 @@ fn segments(mutant: Option<Segments>) -> Scenario {
             }
             2 if locals[0] == 1 => {
                 let found = books.memory.load(content(1, 0))?;
+                if mutant != Some(Segments::SuspectReads) && !books.is_current(me)? {
+                    return Ok(Next::End);
+                }
                 run.hold(found == 7, || format!("a reader finds {found} for 7: its segment was reused"));
                 Ok(Next::Goto(3))
             }
@@ -628,6 +633,10 @@ fn segments(mutant: Option<Segments>) -> Scenario {
     });
     scenario.replace(scenario.layout.ident(Slot(1)), Ident { incarnation: Incarnation(1), ..Ident::NEW });
     thief(&mut scenario, 2, &[1]);
+    scenario.actor("suspector", false, move |run, _, _| {
+        run.books().suspect(me)?;
+        Ok(Next::End)
+    });
     scenario.actor("successor", false, move |run, procedure, locals| {
         let (books, me) = (run.books(), host(3));
         match procedure {
@@ -670,6 +679,7 @@ const SEGMENTS: Subject<Segments> = Subject {
         ("a segment is returned though a host needs it", Segments::NeedIgnored),
         ("a host that joins leaves what its slot's life before needed of the log", Segments::StaleNeed),
         ("a segment is returned though its writer may wake", Segments::ReturnedEarly),
+        ("a reader that is suspect uses what it found in the log", Segments::SuspectReads),
     ],
 };
 

@@ -210,7 +210,7 @@ impl Tablespace {
     /// Maps another host's extent at a stripe, to be read alone.
     fn attach_at(&self, leased: &Leased, growth: &mut Growth, stripe: usize, extent: Extent) -> bool {
         // SAFETY: nothing is at the stripe.
-        if !unsafe { leased.lessor.map(&self.window, growth, stripe, extent) } {
+        if !unsafe { leased.lessor.map(&self.window, growth, stripe, extent, false) } {
             return false;
         }
         if matches!(leased.lessor, Lessor::Member(_)) {
