@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub struct ServeArgs {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// Keep the database in the pool, and begin as primary, standby, or whichever is missing (auto) [default: none]
+    /// Keep the database in the pool, and begin as primary, standby, whichever is missing (auto), or as a reader [default: none]
     #[arg(long, value_name = "ROLE")]
     role: Option<PoolRole>,
     /// Keep nothing: no data folder, and no role. Of a pool, all that the server has is free when it ends, however it ends
@@ -138,6 +138,7 @@ const FENCED_GRACE: Duration = Duration::from_millis(200);
 /// follow any more.
 fn end_when_fenced(database: &Arc<Database>) {
     let on_fenced = database.on_fenced().unwrap_or_default();
+    let again = if database.is_reader() { "reader" } else { "standby" };
     let of_watch = Arc::downgrade(database);
     database.watch_role(Box::new(move |role| {
         let ends = matches!(role, HostRole::Fenced | HostRole::Failed);
@@ -151,8 +152,8 @@ fn end_when_fenced(database: &Arc<Database>) {
                 database.announce_end();
             }
             if role == HostRole::Fenced && on_fenced == OnFenced::Rejoin {
-                tracing::warn!("this process begins anew, as a standby");
-                tracing::error!("could not begin anew: {}", begin_anew());
+                tracing::warn!("this process begins anew, as a {again}");
+                tracing::error!("could not begin anew: {}", begin_anew(again));
             }
             std::process::exit(1);
         });
@@ -165,9 +166,9 @@ fn end_when_fenced(database: &Arc<Database>) {
 /// Set before the server hands its term in.
 static IS_CLOSING: AtomicBool = AtomicBool::new(false);
 
-/// Puts the same program in the place of this one, as a standby. All that it holds of the pool is released by that. Returns only
+/// Puts the same program in the place of this one, in another role. All that it holds of the pool is released by that. Returns only
 /// if it cannot.
-fn begin_anew() -> std::io::Error {
+fn begin_anew(role: &str) -> std::io::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
@@ -176,14 +177,14 @@ fn begin_anew() -> std::io::Error {
     let mut index = 0;
     while index < arguments.len() {
         if arguments[index] == "--role" && index + 1 < arguments.len() {
-            arguments[index + 1] = "standby".into();
+            arguments[index + 1] = role.into();
         } else if arguments[index].as_encoded_bytes().starts_with(b"--role=") {
-            arguments[index] = "--role=standby".into();
+            arguments[index] = format!("--role={role}").into();
         }
         index += 1;
     }
     let mut command = std::process::Command::new(program);
-    command.args(arguments).env("TIDEPOOL_POOL_ROLE", "standby").exec()
+    command.args(arguments).env("TIDEPOOL_POOL_ROLE", role).exec()
 }
 
 /// Writes what the data folder does not have yet.

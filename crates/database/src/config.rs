@@ -81,11 +81,12 @@
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
-//! # role = "auto"                  # the database lives in the pool, `data` is a second tier; or primary, standby
+//! # role = "auto"                  # the database lives in the pool, `data` is a second tier; or primary, standby, reader
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
 //! # fence_command = "…"            # makes sure that a silent primary on another machine is dead, once it was taken over from
+//! # reader_hold_max = "1GB"        # a reader that holds more of the pool than that is sent away; by default a quarter of the pool
 //! synchronous_standby_names = ""   # standbys that commits at remote_apply wait for, as PostgreSQL reads it
 //!
 //! [settings]
@@ -192,6 +193,8 @@ pub struct PoolSettings {
     pub on_fenced: OnFenced,
     /// Makes sure that a host which was taken over from is dead, where this kernel cannot.
     pub fence_command: Option<String>,
+    /// A reader for which more than that is kept of the pool is sent away. `None`: a quarter of the pool.
+    pub reader_hold_max: Option<u64>,
     /// Standbys that commits wait for which want to be shown there.
     pub synchronous_standby_names: Option<Arc<StandbyNames>>,
 }
@@ -200,6 +203,7 @@ impl PoolSettings {
     /// Opens the pool, or the slice of it that is meant.
     pub(crate) fn open(&self) -> Result<Pool> {
         match self.machine {
+            None if self.role == Some(PoolRole::Reader) => Pool::open_as_reader(&self.location),
             None => Pool::open(&self.location),
             // From 1 on, as it was configured.
             Some((machine, slice)) => {
@@ -227,6 +231,7 @@ impl PoolSettings {
             tier1_interval: TIER1_INTERVAL_DEFAULT,
             on_fenced: OnFenced::Exit,
             fence_command: None,
+            reader_hold_max: None,
             synchronous_standby_names: None,
         }
     }
@@ -241,6 +246,8 @@ pub enum PoolRole {
     Standby,
     /// Primary where there is none, standby otherwise.
     Auto,
+    /// It follows, is read alone, and never takes over.
+    Reader,
 }
 
 impl PoolRole {
@@ -249,6 +256,7 @@ impl PoolRole {
             PoolRole::Primary => "primary",
             PoolRole::Standby => "standby",
             PoolRole::Auto => "auto",
+            PoolRole::Reader => "reader",
         }
     }
 }
@@ -257,10 +265,12 @@ impl std::str::FromStr for PoolRole {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<PoolRole> {
-        [PoolRole::Primary, PoolRole::Standby, PoolRole::Auto]
+        [PoolRole::Primary, PoolRole::Standby, PoolRole::Auto, PoolRole::Reader]
             .into_iter()
             .find(|role| role.name() == text.trim())
-            .ok_or_else(|| invalid(format!("\"{text}\" is no role")).with_hint("Write primary, standby or auto."))
+            .ok_or_else(|| {
+                invalid(format!("\"{text}\" is no role")).with_hint("Write primary, standby, auto or reader.")
+            })
     }
 }
 
@@ -617,6 +627,7 @@ struct PoolSpec {
     tier1_interval: Option<Duration>,
     on_fenced: Option<OnFenced>,
     fence_command: Option<String>,
+    reader_hold_max: Option<u64>,
     synchronous_standby_names: Option<String>,
 }
 
@@ -646,8 +657,8 @@ impl PoolSpec {
             (Some(machine), slice) => Some((machine, slice.unwrap_or(machine))),
             (None, None) => None,
         };
-        if machine.is_some() && self.role == Some(PoolRole::Standby) {
-            return Err(Error::unsupported("a standby in a pool that is dealt out")
+        if let Some(role @ (PoolRole::Standby | PoolRole::Reader)) = self.role.filter(|_| machine.is_some()) {
+            return Err(Error::unsupported(format!("a {} in a pool that is dealt out", role.name()))
                 .with_detail("Its hosts do not see each other's stores, so that none can follow another's log there.")
                 .with_hint("Give the slice up on one machine and take it on the other: tidepool pool release."));
         }
@@ -662,6 +673,7 @@ impl PoolSpec {
             tier1_interval: self.tier1_interval.unwrap_or(TIER1_INTERVAL_DEFAULT),
             on_fenced: self.on_fenced.unwrap_or_default(),
             fence_command: self.fence_command,
+            reader_hold_max: self.reader_hold_max,
             synchronous_standby_names: StandbyNames::parse(&self.synchronous_standby_names.unwrap_or_default())?,
             ..defaults
         }))
@@ -815,8 +827,10 @@ impl ConfigBuilder {
             tier1_interval,
             on_fenced,
             fence_command,
+            reader_hold_max,
             synchronous_standby_names,
         } = file.pool;
+        self.pool.reader_hold_max = reader_hold_max.map(|size| size.0).or(self.pool.reader_hold_max);
         self.pool.fence_command = fence_command.or(self.pool.fence_command);
         let names = &mut self.pool.synchronous_standby_names;
         *names = synchronous_standby_names.or(names.take());
@@ -925,6 +939,9 @@ impl ConfigBuilder {
                 "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
                 "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
                 "POOL_FENCE_COMMAND" => self.pool.fence_command = Some(value),
+                "POOL_READER_HOLD_MAX" => {
+                    self.pool.reader_hold_max = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
+                }
                 "SYNCHRONOUS_STANDBY_NAMES" => self.pool.synchronous_standby_names = Some(value),
                 "POOL_ON_FENCED" => self.pool.on_fenced = Some(value.parse().map_err(wrong)?),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
@@ -1157,6 +1174,10 @@ impl ConfigBuilder {
                 return Err(config_error(format!("memory.process names \"{name}\", which is no tablespace at pool:")));
             }
         }
+        if pool.as_ref().is_some_and(|pool| pool.role == Some(PoolRole::Reader)) && self.data_dir.is_some() {
+            return Err(config_error("a data folder beside pool.role = \"reader\"")
+                .with_detail("A reader keeps nothing: a second tier is the primary's."));
+        }
         if pool.as_ref().is_some_and(|pool| pool.role.is_some())
             && self.data_dir.is_some()
             && self.log.tablespace.is_some()
@@ -1337,6 +1358,7 @@ struct FilePool {
     tier1_interval: Option<String>,
     on_fenced: Option<String>,
     fence_command: Option<String>,
+    reader_hold_max: Option<Size>,
     synchronous_standby_names: Option<String>,
 }
 

@@ -34,8 +34,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 /// With less than one part in so many of the pool free, all hosts give back what they do not use.
 const SCARCE_PART: u64 = 8;
 
+/// How often a host that reads tries to join: it can write to one slot's page, and another host may take that.
+const JOIN_TRIES: usize = 16;
+
 /// How often a host looks how much of the pool is free, in looks: that reads a word of each extent.
 const LOOKS_BETWEEN: u32 = 4;
+
+/// Extents that a host which reads keeps for its next use, where there is no want of them.
+const SPARE_EXTENTS: usize = 16;
 
 /// But for so much of each tablespace, which statements take again at once.
 const KEPT_BYTES: u64 = 16 << 20;
@@ -73,7 +79,15 @@ impl PoolHost {
         let options =
             LeaseOptions { publishes: outlives_process || settings.publishes, guards: settings.guards, keeps };
         let context = format!("pool \"{}\"", settings.location);
-        let joined = PoolHost::join_as(settings, options, &config.server.listen);
+        let join = || PoolHost::join_as(settings, options, &config.server.listen);
+        let mut joined = join();
+        // Another process took the slot at the same moment.
+        for _ in 0..JOIN_TRIES {
+            match &joined {
+                Err(error) if error.code() == SqlState::SERIALIZATION_FAILURE => joined = join(),
+                _ => break,
+            }
+        }
         joined
             .map(|host| Some(Arc::new(host)))
             .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
@@ -82,15 +96,24 @@ impl PoolHost {
     fn join_as(settings: &PoolSettings, options: LeaseOptions, address: &str) -> Result<PoolHost> {
         let pool = Arc::new(settings.open()?);
         let mut watcher = Watcher::new(Arc::clone(&pool));
-        // The one before, for one.
-        watcher.bury_the_dead()?;
-        make_database(&pool, &settings.database)?;
+        let is_reader = settings.role == Some(PoolRole::Reader);
+        if !is_reader {
+            // The one before, for one.
+            watcher.bury_the_dead()?;
+            make_database(&pool, &settings.database)?;
+        }
         let name = settings.name.clone().unwrap_or_else(|| format!("tidepool-{}", std::process::id()));
-        let control_socket = settings.role.and_then(|_| control_socket(&settings.location, &name)).unwrap_or_default();
+        // No client comes to a reader by another host's socket.
+        let shares = settings.role.filter(|_| !is_reader);
+        let control_socket = shares.and_then(|_| control_socket(&settings.location, &name)).unwrap_or_default();
         let join = JoinOptions {
             name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            role: if settings.role == Some(PoolRole::Standby) { Role::Standby } else { Role::Primary },
+            role: match settings.role {
+                Some(PoolRole::Reader) => Role::Reader,
+                Some(PoolRole::Standby) => Role::Standby,
+                Some(PoolRole::Primary | PoolRole::Auto) | None => Role::Primary,
+            },
             database: Some(settings.database.clone()),
             address: address.to_owned(),
             control_socket,
@@ -212,6 +235,10 @@ impl PoolHost {
     }
 
     pub(crate) fn bury_the_dead(&self, watcher: &mut Watcher) -> Result<()> {
+        if self.pool().is_readers() {
+            // Hosts that may change the books do.
+            return Ok(());
+        }
         let buried = watcher.bury_the_dead()?;
         if buried > 0 {
             tracing::info!("{buried} hosts of the pool are dead, and what they had there is free");
@@ -339,11 +366,12 @@ fn in_use(pool: &Pool, database: &str, by: Option<&HostView>) -> Error {
 fn relieve(member: &Member, spaces: &Mutex<Vec<Weak<Tablespace>>>) -> Result<()> {
     let (all, free) = member.pool().room()?;
     if free >= all / SCARCE_PART {
-        return Ok(());
+        return member.return_spare(SPARE_EXTENTS).map(drop);
     }
     // What is dropped here may be the last of a tablespace.
     let spaces: Vec<_> = spaces.lock().iter().filter_map(Weak::upgrade).collect();
-    spaces.iter().try_for_each(|space| space.trim(KEPT_BYTES).map(drop))
+    spaces.iter().try_for_each(|space| space.trim(KEPT_BYTES).map(drop))?;
+    member.return_spare(0).map(drop)
 }
 
 fn watch(member: &Arc<Member>, spaces: &Mutex<Vec<Weak<Tablespace>>>, mut watcher: Watcher, stop_asked: &Stop) {

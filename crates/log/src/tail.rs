@@ -250,6 +250,13 @@ impl<S: Source> Tail<S> {
         (self.blocks.cursor.term, self.blocks.cursor.position())
     }
 
+    /// Where the log is up to which all records have been given out: there may be some behind it whose floor has not come.
+    pub fn given_out(&self) -> LogPosition {
+        let end = self.blocks.cursor.position();
+        let held = self.held.iter().filter(|record| record.ts > self.floor);
+        held.map(|record| record.position).min().map_or(end, |first| first.min(end))
+    }
+
     /// The first segment in which the reader may have to read again. It needs none before it, once it is done with the last
     /// batch.
     pub fn needed_from(&self) -> u64 {

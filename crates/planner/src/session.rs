@@ -27,6 +27,7 @@ mod outcome;
 mod owners;
 mod partitions;
 mod parts;
+mod positions;
 mod prepared;
 mod query;
 mod roles;

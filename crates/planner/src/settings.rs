@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::text::{TextSettings, Zone};
-use tidepool_database::{CommitWait, Database};
+use tidepool_database::{CommitWait, Database, Lsn};
 
 /// PostgreSQL's release whose behaviour and catalogue this follows.
 pub const POSTGRES_VERSION: &str = "15.0";
@@ -52,6 +52,8 @@ enum Kind {
     },
     Real,
     Text,
+    /// A position in the log, or nothing.
+    Position,
     /// One of these, compared without case.
     OneOf(&'static [&'static str]),
     /// PostgreSQL has more of these than the ones here; the rest are refused as not supported.
@@ -71,6 +73,9 @@ pub enum PlanSharing {
     Repeated,
     Always,
 }
+
+/// Set for one statement after the other, so that it is no part of what plans and programs are kept for.
+const READ_AFTER: &str = "tidepool.read_after";
 
 /// Each host's, and known to its database.
 const NAMES: &str = "synchronous_standby_names";
@@ -202,6 +207,12 @@ static DEFINITIONS: &[Definition] = &[
         "Whether a query's plan is used again when the same query comes again.",
     ),
     define(
+        READ_AFTER,
+        Kind::Position,
+        "",
+        "A position in the log that statements wait for until this server shows it; empty is none.",
+    ),
+    define(
         "tidepool.statement_memory",
         Kind::Size,
         "0",
@@ -240,6 +251,8 @@ pub struct Settings {
     transaction_deferrable: bool,
     /// The server was a standby when the session last looked: its transactions may only read.
     is_standby: bool,
+    /// As it is shown, too.
+    read_after: Option<(Lsn, Arc<str>)>,
 }
 
 /// All but those of the transaction, which have their defaults here.
@@ -318,6 +331,7 @@ impl Settings {
             transaction_read_only: database.is_following(),
             transaction_deferrable: false,
             is_standby: database.is_following(),
+            read_after: None,
         }
     }
 
@@ -373,6 +387,7 @@ impl Settings {
             "transaction_isolation" => self.transaction_isolation = Arc::from(value),
             "transaction_read_only" => self.transaction_read_only = value == "on",
             "transaction_deferrable" => self.transaction_deferrable = value == "on",
+            READ_AFTER => self.read_after = value.parse().ok().map(|position| (position, Arc::from(value))),
             _ => self.list_mut()[index] = value,
         }
     }
@@ -385,6 +400,7 @@ impl Settings {
             "in_hot_standby" if self.is_standby => "on",
             "transaction_deferrable" if self.transaction_deferrable => "on",
             "transaction_deferrable" => "off",
+            READ_AFTER => self.read_after.as_ref().map_or("", |(_, text)| text),
             _ => &self.values.list[index],
         }
     }
@@ -558,6 +574,11 @@ impl Settings {
 
     pub fn commit_wait(&self) -> CommitWait {
         self.read().commit_wait
+    }
+
+    /// The position in the log that statements wait for.
+    pub fn read_after(&self) -> Option<Lsn> {
+        self.read_after.as_ref().map(|(position, _)| *position)
     }
 
     /// Whether statements may go to rows without a plan.
@@ -797,6 +818,10 @@ fn check(definition: &Definition, values: &[String], database: &Database) -> Res
             Ok(join_names(&names))
         }
         Kind::Names => Ok(joined),
+        Kind::Position => match one()?.trim() {
+            "" => Ok(String::new()),
+            text => Ok(text.parse::<Lsn>().map_err(|_| invalid(text))?.to_string()),
+        },
         Kind::Isolation => isolation(&joined).map(str::to_owned),
     }
 }

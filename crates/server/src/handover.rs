@@ -195,7 +195,7 @@ impl Handover {
         addresses: Vec<String>,
         wanted: Vec<String>,
     ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>> {
-        if database.role() == HostRole::Alone {
+        if database.role() == HostRole::Alone || database.is_reader() {
             return Ok(None);
         }
         let Some(host) = database.pool() else { return Ok(None) };

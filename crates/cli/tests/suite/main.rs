@@ -29,6 +29,7 @@ mod pool;
 mod pooled;
 mod procedures;
 mod raw;
+mod readers;
 mod recovery;
 mod references;
 mod robustness;

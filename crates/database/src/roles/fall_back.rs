@@ -128,7 +128,8 @@ impl Database {
             if let Some(folder) = &folder {
                 folder.check_log()?;
             }
-            let fills = begins_as != PoolRole::Standby && folder.as_ref().is_some_and(Folder::has_contents);
+            let fills = matches!(begins_as, PoolRole::Primary | PoolRole::Auto)
+                && folder.as_ref().is_some_and(Folder::has_contents);
             let joined = PoolHost::join(&config);
             let host = match (joined, &folder) {
                 (Err(error), Some(folder)) if fills && !given_up && is_lost(&error, &settings.location) => {

@@ -2,7 +2,7 @@
 
 use super::attach::Attached;
 use super::manifests::Holding;
-use super::{HostRole, Roles, attach, manifests, tier2, watch};
+use super::{HostRole, Roles, attach, manifests, serving, tier2, watch};
 use crate::config::PoolRole;
 use crate::durability::log_writer::LogWriter;
 use crate::durability::storage::Storage;
@@ -53,7 +53,7 @@ impl Following {
         let mut watcher = host.take_watcher()?;
         loop {
             let ends = match begins_as {
-                PoolRole::Standby => None,
+                PoolRole::Standby | PoolRole::Reader => None,
                 PoolRole::Primary | PoolRole::Auto => watch::term_to_end(&host, &mut watcher, roles.host_timeout)?,
             };
             let Some(seen) = ends else {
@@ -125,6 +125,8 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
                 continue;
             }
             Ok(false) => {}
+            // It is fenced, and has said so.
+            Err(_) if roles.role() == HostRole::Fenced => return,
             Err(error) => return roles.fail(&error),
         }
         // It would be kept by a thread that waits.
@@ -159,17 +161,30 @@ impl Following {
     /// Applies what is new. False: nothing was.
     pub(super) fn read(&mut self, database: &Arc<Database>) -> Result<bool> {
         self.holding.look(&self.roles, database, self.follower.applied_ts())?;
-        match self.tail.read()? {
+        let next = match self.tail.read() {
+            // The log of a reader that is suspect may be another's memory by now.
+            Err(_) if !self.roles.host().member().is_current()? => return Err(self.roles.fence()),
+            next => next?,
+        };
+        match next {
             Next::Batch(batch) => {
                 let received = self.tail.position();
                 self.roles.note_progress(|progress| (progress.term, progress.received) = received);
-                let batch = logged(&mut self.tail, batch)?;
-                self.follower.apply(database, batch)?;
+                let batch = logged(&mut self.tail, batch);
+                // After the last look at the log: what was found there was its.
+                if !self.roles.host().member().is_current()? {
+                    return Err(self.roles.fence());
+                }
+                self.follower.apply(database, batch?)?;
                 crash_point("follow.applied");
                 self.applied(database)?;
                 Ok(true)
             }
-            Next::Nothing | Next::AtSeal => Ok(false),
+            Next::Nothing | Next::AtSeal => {
+                // What a manifest had is passed over without a batch.
+                self.roles.show_position(database, self.tail.given_out());
+                Ok(false)
+            }
         }
     }
 
@@ -182,6 +197,7 @@ impl Following {
             (progress.replayed, progress.applied) = (position, applied);
             progress.replayed_at = Some(SystemTime::now());
         });
+        self.roles.show_position(database, self.tail.given_out());
         host.say(HostNumber::AppliedTs, applied.0)?;
         host.say(HostNumber::AppliedPosition, position.to_bits())?;
         let needed = self.tail.needed_from();
@@ -290,6 +306,7 @@ fn start_tiers(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary) 
     if let Err(error) = database.archive_pool_log(roles, primary) {
         tracing::error!("the log is not archived: {error}");
     }
+    serving::start(roles, database)?;
     manifests::start(roles, database, primary)
 }
 

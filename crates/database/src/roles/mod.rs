@@ -25,8 +25,13 @@ mod manifests;
 pub(crate) mod places;
 #[cfg(test)]
 mod point_in_time_tests;
+mod positions;
 #[cfg(test)]
 mod processes;
+#[cfg(test)]
+mod reader_tests;
+mod readers;
+mod serving;
 mod shown;
 #[cfg(test)]
 mod simulated;
@@ -50,6 +55,7 @@ use crate::durability::storage::Manifest;
 use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
+use crate::roles::positions::Positions;
 use crate::roles::synchronous::Synchronous;
 use crate::roles::tier2::SecondTier;
 use parking_lot::{Condvar, Mutex};
@@ -61,6 +67,8 @@ use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, LogPosition, PoolSource};
 use tidepool_pool::words::{Extent, Host, HostState, Reign};
 
+pub use positions::PositionWait;
+pub use readers::HostHolds;
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
 pub use standby_names::StandbyNames;
 pub use synchronous::{StandbyWait, SyncState};
@@ -173,6 +181,7 @@ pub(crate) struct Roles {
     host_timeout: Duration,
     tier1_interval: Duration,
     on_fenced: OnFenced,
+    reader_hold_max: Option<u64>,
     role: AtomicU8,
     /// The greatest timestamp that this process has appended to the log.
     appended: Arc<AtomicU64>,
@@ -198,6 +207,8 @@ pub(crate) struct Roles {
     needed: AtomicU64,
     /// Commits that wait for standbys.
     synchronous: Synchronous,
+    /// Statements that wait for what was written elsewhere.
+    positions: Positions,
     /// Where the log ended when it was looked at last, and how often nothing was new since.
     ticks: Mutex<(LogPosition, u32)>,
 }
@@ -219,6 +230,7 @@ impl Roles {
             host_timeout: settings.host_timeout,
             tier1_interval: settings.tier1_interval,
             on_fenced: settings.on_fenced,
+            reader_hold_max: settings.reader_hold_max,
             role: AtomicU8::new(HostRole::Following as u8),
             appended: Arc::default(),
             reign: OnceLock::new(),
@@ -234,6 +246,7 @@ impl Roles {
             fence_command: settings.fence_command.clone(),
             needed: AtomicU64::new(0),
             synchronous: Synchronous::new(settings.synchronous_standby_names.clone()),
+            positions: Positions::default(),
             ticks: Mutex::default(),
         })
     }
@@ -287,6 +300,7 @@ impl Roles {
             self.changed.notify_all();
         }
         tracing::info!(role = role.name(), "the role of this host has changed");
+        self.positions_in(role);
         self.watches.lock().iter().for_each(|watch| watch(role));
         true
     }
@@ -351,6 +365,7 @@ impl Roles {
     /// Ends the threads. From one of them it does not wait for itself.
     pub fn stop(&self) {
         self.synchronous.stop();
+        self.positions.stop();
         let threads = {
             let mut state = self.state.lock();
             state.stopped = true;
@@ -436,6 +451,7 @@ impl Database {
     /// Takes over, whoever is primary, and waits for that for so long: whether this process is primary then, with its second tier
     /// begun if it has a data folder. 55000 where it does not follow, and what went wrong where it cannot go on.
     pub fn promote(&self, wait: Duration) -> Result<bool> {
+        self.check_may_promote()?;
         let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
         roles.state.lock().is_asked = true;
         roles.changed.notify_all();

@@ -1,5 +1,6 @@
 //! What is shown of roles, and asked of them by clients: places in the log, who follows whom, a pause, and a switch-over.
 
+use super::readers::is_reader;
 use super::{HostRole, Roles, SyncState, not_in_recovery};
 use crate::{Database, Lsn};
 use std::sync::atomic::Ordering;
@@ -229,13 +230,19 @@ impl Database {
         let others = roles.others();
         let is_its = |view: &&HostView| view.text.as_ref().is_some_and(|text| text.name == to);
         let Some(view) = others.iter().find(is_its) else {
-            let names = others.iter().filter_map(|view| Some(view.text.as_ref()?.name.clone())).collect::<Vec<_>>();
+            let standbys = others.iter().filter(|view| !is_reader(view));
+            let names = standbys.filter_map(|view| Some(view.text.as_ref()?.name.clone())).collect::<Vec<_>>();
             return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("standby \"{to}\" does not exist"))
                 .with_detail(match names.is_empty() {
                     true => "No host follows this one.".to_owned(),
                     false => format!("There are: {}.", names.join(", ")),
                 }));
         };
+        if is_reader(view) {
+            return Err(
+                not_here(format!("host \"{to}\" is a reader, and cannot become primary")).with_hint("Name a standby.")
+            );
+        }
         if view.ident.state != HostState::Following {
             return Err(not_here(format!("host \"{to}\" is {}, and does not follow", view.ident.state.text())));
         }

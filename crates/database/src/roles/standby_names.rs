@@ -166,7 +166,16 @@ impl StandbyNames {
 
     /// A host's place among the names, from 1 on; of those of whom any will do, always 1. 0: it is not named.
     pub fn priority(&self, host: &str) -> usize {
-        let is_its = |name: &String| name == "*" || name.eq_ignore_ascii_case(host);
+        self.priority_where(|name| name == "*" || name.eq_ignore_ascii_case(host))
+    }
+
+    /// As `priority`, of a host that `*` does not stand for.
+    pub fn priority_of_reader(&self, host: &str) -> usize {
+        self.priority_where(|name| name != "*" && name.eq_ignore_ascii_case(host))
+    }
+
+    fn priority_where(&self, is_its: impl Fn(&str) -> bool) -> usize {
+        let is_its = |name: &String| is_its(name);
         match (self.names.iter().position(is_its), self.choice) {
             (None, _) => 0,
             (Some(place), Choice::First) => place + 1,
@@ -238,5 +247,7 @@ mod tests {
         assert_eq!(["h1", "H2", "h3"].map(|host| of("FIRST 1 (h1, h2)", host)), [1, 2, 0]);
         assert_eq!(["h1", "h2", "h3"].map(|host| of("ANY 1 (h1, h2)", host)), [1, 1, 0]);
         assert_eq!(["h1", "h9"].map(|host| of("h1, *", host)), [1, 2]);
+        let of_reader = |text: &str, host: &str| StandbyNames::parse(text).unwrap().unwrap().priority_of_reader(host);
+        assert_eq!(["*", "h1, *", "*, r", "ANY 1 (r)"].map(|text| of_reader(text, "r")), [0, 0, 2, 1]);
     }
 }

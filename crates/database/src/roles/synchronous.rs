@@ -9,6 +9,7 @@
 //! A block of the log says up to where the log is complete when it is written. A commit's own block may not say so of that commit, and no
 //! other may follow: so a mark is written behind commits that have waited for a while.
 
+use super::readers::is_reader;
 use super::standby_names::{Choice, StandbyNames};
 use super::{HostRole, Roles};
 use crate::Database;
@@ -106,6 +107,15 @@ struct Candidate {
     priority: usize,
 }
 
+/// A reader counts where its name is written, and not where any host does: it comes and goes.
+fn priority_of(names: &StandbyNames, view: &HostView) -> usize {
+    match &view.text {
+        None => 0,
+        Some(text) if is_reader(view) => names.priority_of_reader(&text.name),
+        Some(text) => names.priority(&text.name),
+    }
+}
+
 impl Synchronous {
     pub fn new(names: Option<Arc<StandbyNames>>) -> Synchronous {
         let has_names = AtomicBool::new(names.is_some());
@@ -133,7 +143,7 @@ impl Roles {
     /// Those of the names that are there, the first in their order first.
     fn candidates(&self, names: &StandbyNames) -> Vec<Candidate> {
         let candidate = |view: HostView| {
-            let priority = names.priority(&view.text?.name);
+            let priority = priority_of(names, &view);
             let is_there = priority > 0 && view.ident.state == HostState::Following;
             is_there.then_some(Candidate { host: view.host, priority })
         };
@@ -171,7 +181,7 @@ impl Roles {
         let Some(names) = self.synchronous.names() else { return vec![(0, SyncState::Async); hosts.len()] };
         let candidates = self.candidates(&names);
         let state = |view: &HostView| {
-            let priority = view.text.as_ref().map_or(0, |text| names.priority(&text.name));
+            let priority = priority_of(&names, view);
             let place = candidates.iter().position(|candidate| candidate.host == view.host);
             let state = match (priority, names.choice, place) {
                 (0, _, _) => SyncState::Async,

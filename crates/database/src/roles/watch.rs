@@ -81,7 +81,7 @@ fn watch(roles: &Roles, mut watcher: Watcher) {
             }
             roles.confirm_predecessor(&mut watcher)?;
             match roles.role() {
-                HostRole::Following => roles.look_at_primary(&mut watcher),
+                HostRole::Following if roles.begins_as != PoolRole::Reader => roles.look_at_primary(&mut watcher),
                 _ => {
                     roles.pause();
                     Ok(())
@@ -136,7 +136,7 @@ impl Roles {
 
     /// Has a command make sure that a host is dead, if one is configured; what it owned is free then. The command takes its time on a thread of
     /// its own. One that failed is run again after a while.
-    fn fence_host(&self, host: Host) -> Result<()> {
+    pub(super) fn fence_host(&self, host: Host) -> Result<()> {
         let Some(command) = self.fence_command.clone() else { return Ok(()) };
         {
             let mut fencing = self.fencing.lock();

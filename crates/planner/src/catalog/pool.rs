@@ -16,7 +16,7 @@ use tidepool_pool::words::{Database, DeviceState, Extent, Owner};
 pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     let Some(host) = facts.planner.database().pool() else { return };
     let filled = match name {
-        "hosts" => hosts(host, rows),
+        "hosts" => hosts(host, facts, rows),
         "pool" => devices(host, facts, rows),
         "pool_extents" => extents(host, facts, rows),
         "second_tier" => {
@@ -34,8 +34,9 @@ fn names(pool: &Pool) -> Result<BTreeMap<u8, String>> {
     Ok(pool.databases()?.into_iter().map(|view| (view.database.0, view.name)).collect())
 }
 
-fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
+fn hosts(host: &PoolHost, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
     let pool = host.pool();
+    let holds = facts.planner.database().host_holds()?.unwrap_or_default();
     let names = names(pool)?;
     let mut owned: BTreeMap<u8, u64> = BTreeMap::new();
     for extent in pool.layout().all_extents() {
@@ -49,6 +50,7 @@ fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
         let text = view.text.unwrap_or_default();
         let extents = owned.get(&view.host.slot.0).copied().unwrap_or(0);
         let is_live = view.ident.state.is_live();
+        let held = holds.iter().find(|of| (of.slot, of.life) == (view.host.slot.0, view.host.incarnation.0));
         rows.push([
             ("slot", i64::from(view.host.slot.0).into()),
             ("name", text.name.into()),
@@ -62,6 +64,8 @@ fn hosts(host: &PoolHost, rows: &mut Rows) -> Result<()> {
             ("lock_held", is_lock_held(pool, view.host)?.into()),
             ("last_beat", DateTime::from_timestamp_micros(view.wall_us.0 as i64).filter(|_| view.wall_us.0 > 0).into()),
             ("bytes_owned", (extents * pool.extent_bytes()).into()),
+            ("bytes_held", held.map(|held| held.main_bytes).into()),
+            ("log_bytes_held", held.map(|held| held.log_bytes).into()),
             ("bytes_quarantined", (if is_live { 0 } else { extents * pool.extent_bytes() }).into()),
             ("is_this_server", (view.host == host.member().host()).into()),
         ]);

@@ -14,6 +14,7 @@ impl Session {
     pub(super) async fn admit_planned(&mut self, statement: &Statement) -> Result<()> {
         self.place = match Class::of(statement) {
             Some(class) => {
+                self.shown_here().await?;
                 let class = self.settings.workload_class().unwrap_or(class);
                 self.admit(class, statement.text()).await?.map(Arc::new)
             }

@@ -476,7 +476,10 @@ impl Session {
         // Until it is committed.
         let _place = match program.reads_no_table() {
             true => None,
-            false => self.admit(class, &direct.text).await?,
+            false => {
+                self.shown_here().await?;
+                self.admit(class, &direct.text).await?
+            }
         };
         let context = self.statement_context(None);
         let (slot, keep) = match &self.block {

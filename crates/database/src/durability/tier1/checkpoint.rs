@@ -246,6 +246,12 @@ impl Checkpoints {
         Ok(unused.into_keys().filter(|extent| !is_named(&extent)).collect())
     }
 
+    /// For each extent that waits to go back, from which root on each host has to hold; `None`: a manifest is being written.
+    pub fn owed(&self) -> Option<Vec<Generation>> {
+        let state = self.state.try_lock()?;
+        Some(state.owed.values().map(|(_, since)| *since).collect())
+    }
+
     /// Term and number of a segment of the log that this primary writes.
     pub fn segment(&self, number: u64) -> Result<(u64, u64)> {
         Ok((self.device.term_of(number)?, number))
