@@ -13,7 +13,8 @@
 //!
 //! What holds: what was acknowledged is there after each take-over; each host shows transactions whole, and none that was never
 //! committed; rows that move between tables are there once; every index agrees with its rows; a host that was taken over from
-//! shows nothing and acknowledges nothing that its successor does not have; in the end the pool's books are in order.
+//! shows nothing and acknowledges nothing that its successor does not have; a reader that was sent away finds that out before it applies
+//! anything of a log that may be another's memory; in the end the pool's books are in order.
 //!
 //! Each of these, taken out, is found within some histories: the look at `TERM` before a commit is acknowledged, the look at each
 //! snapshot, the reading on to a term's end before it is sealed, the sealing that a block's reader waits for, what becomes of a dead
@@ -33,7 +34,7 @@ use super::tests::Place;
 use super::*;
 use crate::follow::tests::check;
 use crate::stress::{for_seeds, go_stepwise, variable};
-use crate::tests::{batch_of, columns, insert, placement, rows};
+use crate::tests::{batch_of, columns, insert, memory, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Transaction};
@@ -58,7 +59,7 @@ const MOVED: usize = 60;
 
 const TABLES: [&str; 4] = ["one", "left", "right", "loads"];
 
-const HOSTS: usize = 3;
+const HOSTS: usize = 4;
 
 /// Of a history, but for two at its end: each has tablespaces until then, of which a process may have 64.
 const STARTED_MAX: usize = 16;
@@ -120,6 +121,7 @@ enum Did {
 struct Slot {
     number: usize,
     member: Arc<Member>,
+    is_reader: bool,
     state: HostIs,
 }
 
@@ -302,20 +304,36 @@ impl World {
     }
 
     /// Another host attaches, and follows.
-    fn start(&mut self) {
+    fn start(&mut self, role: PoolRole) {
         let number = self.started;
         self.started += 1;
         let place = self.place.as_ref().unwrap();
-        let mut config = place.config(&format!("host-{number}"), PoolRole::Standby);
+        let mut config = place.config(&format!("host-{number}"), role);
         config.threads = 1;
+        let is_reader = role == PoolRole::Reader;
+        if is_reader {
+            // No other host runs while it waits for what a primary grants.
+            config.far = memory().far;
+        }
         let host = PoolHost::join(&config).unwrap().unwrap();
         let (database, following) = Following::attach(config, &host, None)
             .unwrap_or_else(|error| panic!("seed {}: host {number} does not attach: {error}", self.seed));
         database.halt();
         let member = Arc::clone(host.member());
         let host = Host { open: Vec::new(), following: Some(following), database };
-        self.hosts.push(Slot { number, member, state: HostIs::Awake(Box::new(host)) });
-        self.note(format!("start {number}"));
+        self.hosts.push(Slot { number, member, is_reader, state: HostIs::Awake(Box::new(host)) });
+        self.note(format!("start {number}, {}", role.name()));
+    }
+
+    /// A primary takes a reader for one that holds too much.
+    fn send_away(&mut self) {
+        let readers: Vec<usize> = (0..self.hosts.len()).filter(|index| self.hosts[*index].is_reader).collect();
+        if readers.is_empty() {
+            return;
+        }
+        let index = readers[self.below(readers.len())];
+        let is_new = self.pool.told(self.pool.books().suspect(self.hosts[index].member.host())).unwrap();
+        self.note(format!("suspect {}: {is_new}", self.hosts[index].number));
     }
 
     /// Ends one as a kill does: nothing of it runs from here on, and another host finds out.
@@ -343,8 +361,12 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.below(50) {
-            0 | 1 if self.hosts.len() < HOSTS && self.started < STARTED_MAX => self.start(),
+        match self.below(51) {
+            0 | 1 if self.hosts.len() < HOSTS && self.started < STARTED_MAX => {
+                let role = if self.below(3) == 0 { PoolRole::Reader } else { PoolRole::Standby };
+                self.start(role);
+            }
+            50 => self.send_away(),
             2 if self.hosts.len() > 1 && self.below(2) == 0 => {
                 let index = self.below(self.hosts.len());
                 self.kill(index);
@@ -466,6 +488,12 @@ impl World {
     fn judge(&mut self, index: usize, did: Did, slept: bool) {
         let number = self.hosts[index].number;
         match did {
+            Did::Read(Err(error)) if self.hosts[index].is_reader && of_takeover(&error) => {
+                let is_current = self.hosts[index].member.is_current().unwrap();
+                assert!(!is_current, "seed {}: {number} reads: {error}", self.seed);
+                self.note(format!("{number} was sent away"));
+                self.kill(index);
+            }
             Did::Read(read) => {
                 let is_new = read.unwrap_or_else(|error| panic!("seed {}: {number} reads: {error}", self.seed));
                 self.note(format!("{number} has read: {is_new}"));
@@ -530,7 +558,7 @@ impl World {
         if is_well && self.below(4) > 0 {
             return;
         }
-        let Some(index) = self.awake(false) else { return };
+        let Some(index) = self.awake(false).filter(|index| !self.hosts[*index].is_reader) else { return };
         let seen = self.hosts[index].member.reign().unwrap();
         self.work(index, Work::TakeOver(seen));
     }
@@ -617,7 +645,7 @@ impl World {
     }
 
     fn run(&mut self) {
-        self.start();
+        self.start(PoolRole::Standby);
         let seen = self.hosts[0].member.reign().unwrap();
         self.run_up_to(0, Work::TakeOver(seen), None);
         for _ in 0..STEPS {
@@ -625,7 +653,7 @@ impl World {
                 if self.started >= STARTED_MAX {
                     break;
                 }
-                self.start();
+                self.start(PoolRole::Standby);
             }
             self.step();
             self.spoil();
@@ -640,7 +668,7 @@ impl World {
         }
         self.spoil();
         for writes in [true, false] {
-            self.start();
+            self.start(PoolRole::Standby);
             let seen = self.hosts[0].member.reign().unwrap();
             self.run_up_to(0, Work::TakeOver(seen), None);
             if writes {
