@@ -50,6 +50,9 @@ pub struct DatabaseArgs {
     /// What the process begins as, of a database that lives in the pool. A flag of the commands that have it.
     #[arg(skip)]
     pub role: Option<PoolRole>,
+    /// What a copy follows. As `role`.
+    #[arg(skip)]
+    pub copy_from: Option<PathBuf>,
     #[command(flatten)]
     pub memory: MemoryArgs,
 }
@@ -90,6 +93,9 @@ impl DatabaseArgs {
         builder = builder.pool(self.pool.clone(), self.pool_name.clone(), self.pool_database.clone());
         if let Some(role) = self.role {
             builder = builder.pool_role(role);
+        }
+        if let Some(folder) = &self.copy_from {
+            builder = builder.copy_from(folder.clone());
         }
         Ok(builder.data_dir_default(DATA_DIR_DEFAULT))
     }

@@ -18,9 +18,13 @@ use tokio::signal::unix::{SignalKind, signal};
 pub struct ServeArgs {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// Keep the database in the pool, and begin as primary, standby, whichever is missing (auto), or as a reader [default: none]
+    /// Keep the database in the pool, and begin as primary, standby, whichever is missing (auto), as a reader, or as a copy of another
+    /// pool's database [default: none]
     #[arg(long, value_name = "ROLE")]
     role: Option<PoolRole>,
+    /// With --role copy: the data folder of the primary that is copied, its second tier, as it can be read here
+    #[arg(long, value_name = "DIR")]
+    copy_from: Option<PathBuf>,
     /// Keep nothing: no data folder, and no role. Of a pool, all that the server has is free when it ends, however it ends
     #[arg(long, conflicts_with_all = ["role", "data"])]
     ephemeral: bool,
@@ -58,7 +62,7 @@ pub struct ServeArgs {
 
 pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let descriptors_max = raise_descriptor_limit();
-    let database_args = DatabaseArgs { role: args.role, ..args.database };
+    let database_args = DatabaseArgs { role: args.role, copy_from: args.copy_from, ..args.database };
     let mut builder = database_args.builder()?;
     if args.ephemeral {
         builder = builder.ephemeral();

@@ -81,7 +81,8 @@
 //! name = "h1"                      # the process's name there
 //! database = "orders"              # which of the pool's databases this is
 //! guard = false                    # true: a store to what was published ends the process
-//! # role = "auto"                  # the database lives in the pool, `data` is a second tier; or primary, standby, reader
+//! # role = "auto"                  # the database lives in the pool, `data` is a second tier; or primary, standby, reader, copy
+//! # copy_from = "/mnt/other/h1"    # the second tier of another pool's primary, which a copy follows
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
@@ -186,6 +187,8 @@ pub struct PoolSettings {
     /// The database lives in the pool, and this is what the process begins as. `None`: the pool has memory of tablespaces and
     /// nothing else.
     pub role: Option<PoolRole>,
+    /// The second tier of the primary of another pool, whose database this one is a copy of.
+    pub copy_from: Option<PathBuf>,
     /// A primary of which nothing was heard for so long is taken over from.
     pub host_timeout: Duration,
     /// How often a manifest is written to the pool, at most.
@@ -227,6 +230,7 @@ impl PoolSettings {
             guards: false,
             publishes: false,
             role: None,
+            copy_from: None,
             host_timeout: HOST_TIMEOUT_DEFAULT,
             tier1_interval: TIER1_INTERVAL_DEFAULT,
             on_fenced: OnFenced::Exit,
@@ -248,6 +252,8 @@ pub enum PoolRole {
     Auto,
     /// It follows, is read alone, and never takes over.
     Reader,
+    /// It follows the log of a database in another pool, as the second tier there has it, and is primary once it is promoted.
+    Copy,
 }
 
 impl PoolRole {
@@ -257,6 +263,7 @@ impl PoolRole {
             PoolRole::Standby => "standby",
             PoolRole::Auto => "auto",
             PoolRole::Reader => "reader",
+            PoolRole::Copy => "copy",
         }
     }
 }
@@ -265,11 +272,11 @@ impl std::str::FromStr for PoolRole {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<PoolRole> {
-        [PoolRole::Primary, PoolRole::Standby, PoolRole::Auto, PoolRole::Reader]
+        [PoolRole::Primary, PoolRole::Standby, PoolRole::Auto, PoolRole::Reader, PoolRole::Copy]
             .into_iter()
             .find(|role| role.name() == text.trim())
             .ok_or_else(|| {
-                invalid(format!("\"{text}\" is no role")).with_hint("Write primary, standby, auto or reader.")
+                invalid(format!("\"{text}\" is no role")).with_hint("Write primary, standby, auto, reader or copy.")
             })
     }
 }
@@ -623,6 +630,7 @@ struct PoolSpec {
     database: Option<String>,
     guard: Option<bool>,
     role: Option<PoolRole>,
+    copy_from: Option<PathBuf>,
     host_timeout: Option<Duration>,
     tier1_interval: Option<Duration>,
     on_fenced: Option<OnFenced>,
@@ -636,6 +644,9 @@ impl PoolSpec {
         let Some(location) = self.location else {
             if self.role.is_some() {
                 return Err(config_error("pool.role needs pool.location"));
+            }
+            if self.copy_from.is_some() {
+                return Err(config_error("pool.copy_from needs pool.location"));
             }
             return match self.name.or(self.database) {
                 Some(_) => Err(config_error("pool.name and pool.database need pool.location")),
@@ -662,6 +673,15 @@ impl PoolSpec {
                 .with_detail("Its hosts do not see each other's stores, so that none can follow another's log there.")
                 .with_hint("Give the slice up on one machine and take it on the other: tidepool pool release."));
         }
+        match (self.role, &self.copy_from) {
+            (Some(PoolRole::Copy), None) => {
+                return Err(config_error("pool.role = \"copy\" needs pool.copy_from")
+                    .with_hint("Name the data folder of the primary that is to be copied: --copy-from DIR."));
+            }
+            // A copy that was promoted may have any other role.
+            (None, Some(_)) => return Err(config_error("pool.copy_from needs pool.role")),
+            _ => {}
+        }
         let defaults = PoolSettings::new(location);
         Ok(Some(PoolSettings {
             machine,
@@ -669,6 +689,7 @@ impl PoolSpec {
             database: self.database.unwrap_or(defaults.database),
             guards: self.guard.unwrap_or(false),
             role: self.role,
+            copy_from: self.copy_from,
             host_timeout,
             tier1_interval: self.tier1_interval.unwrap_or(TIER1_INTERVAL_DEFAULT),
             on_fenced: self.on_fenced.unwrap_or_default(),
@@ -823,6 +844,7 @@ impl ConfigBuilder {
             database,
             guard,
             role,
+            copy_from,
             host_timeout,
             tier1_interval,
             on_fenced,
@@ -843,6 +865,7 @@ impl ConfigBuilder {
         self.pool.name = name.or(self.pool.name);
         self.pool.database = database.or(self.pool.database);
         self.pool.guard = guard.or(self.pool.guard);
+        self.pool.copy_from = copy_from.or(self.pool.copy_from);
         if let Some(text) = role {
             self.pool.role = Some(text.parse().map_err(context("pool.role"))?);
         }
@@ -888,7 +911,7 @@ impl ConfigBuilder {
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `PROCESS_TABLESPACE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_MACHINE`, `POOL_SLICE`, `POOL_DATABASE`, `POOL_ROLE`,
-    /// `POOL_HOST_TIMEOUT`, `POOL_ON_FENCED`. Others are none of the database's.
+    /// `POOL_COPY_FROM`, `POOL_HOST_TIMEOUT`, `POOL_ON_FENCED`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -936,6 +959,7 @@ impl ConfigBuilder {
                 "POOL_SLICE" => self.pool.slice = Some(u8::try_from(number(&value)?).unwrap_or(u8::MAX)),
                 "POOL_DATABASE" => self.pool.database = Some(value),
                 "POOL_ROLE" => self.pool.role = Some(value.parse().map_err(wrong)?),
+                "POOL_COPY_FROM" => self.pool.copy_from = Some(value.into()),
                 "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
                 "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
                 "POOL_FENCE_COMMAND" => self.pool.fence_command = Some(value),
@@ -1010,6 +1034,12 @@ impl ConfigBuilder {
     /// The database lives in the pool, and the process begins as this.
     pub fn pool_role(mut self, role: PoolRole) -> ConfigBuilder {
         self.pool.role = Some(role);
+        self
+    }
+
+    /// The second tier of another pool's primary, which a copy follows.
+    pub fn copy_from(mut self, folder: PathBuf) -> ConfigBuilder {
+        self.pool.copy_from = Some(folder);
         self
     }
 
@@ -1354,6 +1384,7 @@ struct FilePool {
     database: Option<String>,
     guard: Option<bool>,
     role: Option<String>,
+    copy_from: Option<PathBuf>,
     host_timeout: Option<String>,
     tier1_interval: Option<String>,
     on_fenced: Option<String>,

@@ -52,8 +52,8 @@ pub use lsn::Lsn;
 pub use patience::Patience;
 pub use pool_host::PoolHost;
 pub use roles::{
-    FollowProgress, HostHolds, HostRole, PositionWait, ReplayPause, RoleWatch, SecondTierState, Standby, StandbyNames,
-    StandbyWait, Switchover, SyncState, Upstream,
+    CopyState, FollowProgress, HostHolds, HostRole, PositionWait, ReplayPause, RoleWatch, SecondTierState, Standby,
+    StandbyNames, StandbyWait, Switchover, SyncState, Upstream,
 };
 pub use tidepool_log::{ArchiveState, LogPosition};
 pub use tidepool_txn::Isolation;
@@ -78,6 +78,9 @@ pub const CRASH_POINTS: &[&str] =
 
 /// Where it can be ended in a process that follows a pool's log, or takes over.
 pub const ROLE_CRASH_POINTS: &[&str] = &["follow.applied", "role.sealed", "role.applied"];
+
+/// Where it can be ended in a copy of another pool's database, and when that is promoted.
+pub const COPY_CRASH_POINTS: &[&str] = &["copy.applied", "copy.promoting", "role.founding", "role.founded"];
 
 #[cfg(test)]
 mod check_tests;

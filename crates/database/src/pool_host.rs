@@ -111,6 +111,7 @@ impl PoolHost {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: match settings.role {
                 Some(PoolRole::Reader) => Role::Reader,
+                Some(PoolRole::Copy) => Role::Copy,
                 Some(PoolRole::Standby) => Role::Standby,
                 Some(PoolRole::Primary | PoolRole::Auto) | None => Role::Primary,
             },
@@ -253,6 +254,20 @@ impl PoolHost {
         let by = hosts.iter().find(|view| seen.is_of(view.host));
         let name = self.pool().databases()?.into_iter().find(|view| view.database == self.member.database());
         Ok(in_use(self.pool(), &name.map_or_else(String::new, |view| view.name), by))
+    }
+
+    /// 55006 where another host of the database is alive with which this one, a copy of another pool's database or not, cannot go
+    /// together: a copy has its pool's database to itself until it reigns.
+    pub(crate) fn check_beside_copies(&self, is_copy: bool) -> Result<()> {
+        let (own, seen) = (self.member.host(), self.member.reign()?);
+        let is_other = |view: &&HostView| {
+            view.host != own && view.ident.database == self.member.database() && view.ident.state != HostState::Dead
+        };
+        let is_in_the_way = |view: &&HostView| is_copy || (view.ident.role == Role::Copy && !seen.is_of(view.host));
+        let hosts = self.pool().hosts()?;
+        let Some(other) = hosts.iter().filter(is_other).find(is_in_the_way) else { return Ok(()) };
+        let name = self.pool().databases()?.into_iter().find(|view| view.database == self.member.database());
+        Err(in_use(self.pool(), &name.map_or_else(String::new, |view| view.name), Some(other)))
     }
 }
 

@@ -108,6 +108,11 @@ impl Cursor {
         self.segment.is_some()
     }
 
+    /// The same segment, opened anew.
+    pub fn set_segment(&mut self, segment: Arc<dyn LogSegment>) {
+        self.segment = Some(segment);
+    }
+
     /// Where the last block ended.
     pub fn position(&self) -> LogPosition {
         match self.segment {

@@ -235,6 +235,10 @@ impl<S: Source> Tail<S> {
         &self.blocks.cursor
     }
 
+    pub(crate) fn set_segment(&mut self, segment: Arc<dyn LogSegment>) {
+        self.blocks.cursor.set_segment(segment);
+    }
+
     /// Everything up to here has been given out.
     pub fn floor(&self) -> CommitTs {
         self.floor
@@ -262,6 +266,14 @@ impl<S: Source> Tail<S> {
     pub fn needed_from(&self) -> u64 {
         let number = |ordinal: u64| self.opened.iter().find(|opened| opened.ordinal == ordinal).map(|one| one.number);
         self.oldest().and_then(number).unwrap_or(self.blocks.cursor.number)
+    }
+
+    /// As [`needed_from`](Tail::needed_from), with the segment's term: a reader that begins there and passes over what this one has
+    /// given out goes on from this one's place.
+    pub fn needed_place(&self) -> (u64, u64) {
+        let place = |ordinal: u64| self.opened.iter().find(|opened| opened.ordinal == ordinal);
+        let place = self.oldest().and_then(place).map(|one| (one.term, one.number));
+        place.unwrap_or((self.blocks.cursor.term, self.blocks.cursor.number))
     }
 
     /// Where the log has come to, which ended there: all terms before a new one are sealed and have been read.

@@ -55,13 +55,8 @@ impl FileSource {
         Ok(source)
     }
 
-    /// As they are in `folder`, which is there.
-    pub(crate) fn of(
-        files: Arc<dyn Files>,
-        folder: &Path,
-        segment_bytes: usize,
-        identity: DatabaseIdentity,
-    ) -> FileSource {
+    /// As they are in `folder`, which is there, to be read alone: nothing is made.
+    pub fn of(files: Arc<dyn Files>, folder: &Path, segment_bytes: usize, identity: DatabaseIdentity) -> FileSource {
         FileSource { files, folder: folder.to_owned(), segment_bytes, identity, is_archive: false }
     }
 
@@ -213,6 +208,18 @@ impl Source for FileSource {
 }
 
 impl Tail<FileSource> {
+    /// Forgets which file it reads at its place: another one may have been put under that name, with more in it. Nothing changes where
+    /// there is no such file any more.
+    pub fn look_again(&mut self) -> Result<()> {
+        let cursor = self.cursor();
+        if cursor.is_within()
+            && let Some(segment) = self.source().segment(cursor.term, cursor.number)?
+        {
+            self.set_segment(segment);
+        }
+        Ok(())
+    }
+
     /// XX001 if the files have a block behind the place that the reader has come to, which found no more: what is between is
     /// damaged or missing.
     pub fn check_end(&self) -> Result<()> {

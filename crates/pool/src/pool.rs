@@ -689,7 +689,7 @@ impl Pool {
         let reign = self.told(self.books.reign(view.ident.database))?;
         Ok(match view.ident.state {
             _ if reign.is_of(view.host) && view.ident.state.is_live() => Role::Primary.text(),
-            _ if view.ident.role == Role::Reader => Role::Reader.text(),
+            _ if matches!(view.ident.role, Role::Reader | Role::Copy) => view.ident.role.text(),
             HostState::Attached | HostState::Following | HostState::Promoting => Role::Standby.text(),
             _ => view.ident.role.text(),
         })

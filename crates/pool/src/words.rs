@@ -455,6 +455,8 @@ codes! {
         Tool = 5 "tool",
         PodMember = 6 "pod member",
         MemoryNode = 7 "memory node",
+        /// It follows the log of a database in another pool, and no host may follow or succeed it until it reigns.
+        Copy = 8 "copy",
     }
 }
 

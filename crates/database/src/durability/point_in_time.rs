@@ -143,7 +143,8 @@ pub fn recover_to(
     let config = of_process(config);
     let threads = config.threads.clamp(1, 8);
     let database = Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))?;
-    let recovered = database.attach_folder(&manifest).and_then(|()| {
+    let attached = database.folder_storage().and_then(|storage| database.attach_folder(storage, &manifest));
+    let recovered = attached.and_then(|()| {
         let segment_bytes = source.segment_bytes() as u64;
         let groups =
             ArchivedGroups { database: Arc::downgrade(&database), rows: rows_of(&folder), term: AtomicU64::new(0) };
@@ -171,7 +172,7 @@ pub fn recover_to(
             };
             transactions += batch.records.iter().filter(|record| record.kind == COMMIT).count() as u64;
             groups.term.store(tail.position().0, Ordering::Relaxed);
-            let batch = of_files(&database, &mut tail, batch)?;
+            let batch = of_files(&database, &mut tail, batch, &mut |_| ())?;
             follower.apply(&database, batch)?;
         }
         let last_at = Some(tail.marked_us()).filter(|us| *us > 0);

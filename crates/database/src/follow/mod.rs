@@ -31,7 +31,7 @@ use tidepool_heap::QueryHeap;
 use tidepool_log::RecordKind;
 use tidepool_log::files::SystemFiles;
 use tidepool_table::rows::{Applied, Applier, NewMain, RowChange, RowStore};
-use tidepool_table::{BuildRequest, RowGroup, Table, TableDef, TableIndex, TableVersion};
+use tidepool_table::{RowGroup, Table, TableDef, TableIndex};
 use tidepool_txn::{HeldSnapshot, Transactions, Worker};
 
 /// Changes of rows from which on a batch is worth more than one thread.
@@ -210,6 +210,33 @@ impl Follower {
     fn follow(&mut self, table: &Arc<Table>) {
         let applied = Applied::new(&table.rows, table.indexes(), self.checkpoint);
         self.stores.insert(table.rows.id(), Arc::new(Followed { table: Arc::clone(table), applied }));
+    }
+
+    /// Puts a main that the other process made in the place of a range's, whose record was applied before this: it is found later than
+    /// its record. True: it was adopted, or will be; false: the table is gone, or has that main.
+    pub(crate) fn adopt(
+        &mut self,
+        database: &Database,
+        main: MainRecord,
+        group: Option<Arc<RowGroup>>,
+    ) -> Result<bool> {
+        let Some(to) = self.stores.get(&main.store) else { return Ok(false) };
+        let (rows, worker) = (to.applied.store(), &self.shards[0].worker);
+        let has =
+            rows.range(&worker.snapshot_now(), main.range).and_then(|range| range.group().map(|group| group.id()));
+        if has.is_some() && has == group.as_ref().map(|group| group.id()) {
+            return Ok(false);
+        }
+        let adopted = NewMain { group, dead: main.dead, horizon: main.horizon };
+        if !rows.adopt_main(worker, main.range, adopted)? {
+            database.unfinished.lock().push((Arc::clone(rows), main.range));
+        }
+        Ok(true)
+    }
+
+    /// The table whose rows are in a store, if there is one.
+    pub(crate) fn table_of(&self, store: StoreId) -> Option<&Arc<Table>> {
+        self.stores.get(&store).map(|followed| &followed.table)
     }
 
     /// Rows of records, and then that everything up to `upto` is there.
@@ -421,22 +448,7 @@ impl Follower {
             if def.indexes.iter().all(|index| table.index(index.id).is_some()) {
                 return Ok(table);
             }
-            let version = Arc::new(TableVersion::of(&Arc::new(table), view));
-            let table = version.table();
-            if version.rows_max() > database.indexed_at_once.rows {
-                let indexed = database.with_backfills(&version, filled)?;
-                return Ok(indexed.unwrap_or_else(|| table.with_def(def)));
-            }
-            let missing = def.indexes.iter().filter(|index| table.index(index.id).is_none());
-            let requests = missing
-                .map(|index| Ok(BuildRequest { def: index.clone(), space: space(table, index)? }))
-                .collect::<Result<Vec<_>>>()?;
-            // Where the log was written it was seen to that keys are there once.
-            let told = |_: usize, _: &TableIndex, _: &[u8]| Ok(());
-            let threads = database.config().threads;
-            let transactions = database.transactions();
-            let made = tidepool_table::build_indexes(&version, transactions, &requests, threads, &told, &|| Ok(()))?;
-            return Ok(table.with_def(Arc::clone(&def)).with_indexes(made));
+            return database.with_followed_indexes(table, view, filled);
         }
         let rows: Arc<RowStore> = database.rows_of_store(stored.store, &def, &stored.placement)?;
         let table = Table::new(Arc::clone(&def), stored.placement, rows);

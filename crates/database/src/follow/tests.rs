@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidepool_log::files::OpenHow;
 use tidepool_log::{FileDevice, Log, LogConfig, NotesUse};
-use tidepool_table::IndexColumn;
+use tidepool_table::{IndexColumn, TableVersion};
 
 const SEGMENT_BYTES: usize = 1 << 20;
 

@@ -57,13 +57,27 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    fn open(config: &Config) -> Result<Option<Folder>> {
+    pub fn open(config: &Config) -> Result<Option<Folder>> {
         let Some(path) = &config.data_dir else { return Ok(None) };
         let lock = lock_folder(path)?;
         let (storage, manifest) = Storage::open(path, Arc::new(SystemFiles), Some(lock))?;
         // A manifest in the pool does.
         storage.say_no_places();
         Ok(Some(Folder { storage, manifest }))
+    }
+
+    /// 55000 unless nothing was ever in it.
+    pub fn check_new(&self) -> Result<()> {
+        if !self.has_contents() {
+            return Ok(());
+        }
+        let shown = self.storage.folder().display();
+        Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("data folder \"{shown}\" has a database already"),
+        )
+        .with_detail("It is to be the second tier of what the copy has once it is promoted.")
+        .with_hint("Name an empty folder with --data, or none."))
     }
 
     /// It has a database.
@@ -121,7 +135,11 @@ impl Database {
     pub(crate) fn open_in_pool(config: Config, begins_as: PoolRole) -> Result<Arc<Database>> {
         let Some(settings) = config.pool.clone() else { return Err(Error::internal("a role without a pool")) };
         // No host can follow another's log in a slice that is one machine's alone.
-        let begins_as = if settings.machine.is_some() { PoolRole::Primary } else { begins_as };
+        let begins_as = match begins_as {
+            PoolRole::Copy => return Database::open_copy(config),
+            _ if settings.machine.is_some() => PoolRole::Primary,
+            other => other,
+        };
         let mut given_up = false;
         loop {
             let folder = Folder::open(&config)?;
@@ -140,6 +158,7 @@ impl Database {
                 }
                 (joined, _) => joined?.ok_or_else(|| Error::internal("a role without a pool"))?,
             };
+            host.check_beside_copies(false)?;
             let reigns = host.host_of(host.member().reign()?)?.is_some();
             let Some(folder) = folder else { return Database::open_from_pool(config, begins_as, &host, None) };
             let is_same = folder.is_of(&host)?;
@@ -205,7 +224,7 @@ impl Database {
         following.run(&database, begins_as)
     }
 
-    fn roles_of_pool(&self) -> Result<Arc<Roles>> {
+    pub(super) fn roles_of_pool(&self) -> Result<Arc<Roles>> {
         self.roles.clone().ok_or_else(|| Error::internal("a database in a pool has no role"))
     }
 
@@ -245,7 +264,7 @@ impl Database {
             Follows { storage: Some(storage), applied: ts, host: Some(Arc::clone(host)), catalogue: Some(&manifest) };
         let database = Database::open_as(config, Arc::new(SystemFiles), None, Some(follows))?;
         let roles = database.roles_of_pool()?;
-        database.attach_folder(&manifest)?;
+        database.attach_folder(database.folder_storage()?, &manifest)?;
         let groups = Arc::new(FileGroups { database: Arc::downgrade(&database), loaded: Mutex::default() });
         let mut follower = Follower::new(&database, Arc::clone(&groups) as _, threads)?;
         let mut after = ts;
@@ -254,14 +273,14 @@ impl Database {
             let mut tail = Tail::open(source, identity, from);
             tail.skip_to(ts);
             while let Next::Batch(batch) = tail.read()? {
-                let batch = of_files(&database, &mut tail, batch)?;
+                let batch = of_files(&database, &mut tail, batch, &mut |_| ())?;
                 follower.apply(&database, batch)?;
             }
             tail.check_end()?;
             after = after.max(tail.ts_max());
         }
         let upto = follower.applied_ts();
-        let storage = database.storage.as_ref().ok_or_else(|| Error::internal("a second tier without a folder"))?;
+        let storage = database.folder_storage()?;
         let version = database.version();
         storage.recovered(&version, version.view(), &groups.loaded.lock())?;
         storage.remove_leftovers()?;
@@ -292,9 +311,19 @@ impl Database {
         Ok(database)
     }
 
-    /// Makes the checkpoint of the folder the present state of a database that follows, and has nothing yet.
-    pub(crate) fn attach_folder(self: &Arc<Self>, manifest: &Manifest) -> Result<()> {
-        let storage = self.storage.as_ref().ok_or_else(|| Error::internal("a second tier without a folder"))?;
+    pub(crate) fn folder_storage(&self) -> Result<&Storage> {
+        self.storage.as_ref().ok_or_else(|| Error::internal("a second tier without a folder"))
+    }
+
+    /// Makes the checkpoint of a folder the present state of a database that follows, and has nothing yet.
+    pub(crate) fn attach_folder(&self, storage: &Storage, manifest: &Manifest) -> Result<()> {
+        let state = self.state_of_folder(storage, manifest)?;
+        self.set_state(state);
+        self.index_tables()
+    }
+
+    /// What the checkpoint of a folder has, as a state whose tables lack their indexes. Nobody sees it yet.
+    pub(super) fn state_of_folder(&self, storage: &Storage, manifest: &Manifest) -> Result<DatabaseState> {
         let worker = self.transactions().worker()?;
         let mut made = BTreeMap::new();
         for saved in &manifest.tables {
@@ -323,9 +352,8 @@ impl Database {
         let mut state = DatabaseState::new(manifest.commit_ts, made, Arc::new(catalog));
         state.forget_access_to_missing();
         ids::check_state(&state, &self.ids)?;
-        self.set_state(state);
         worker.rest();
-        self.index_tables()
+        Ok(state)
     }
 
     fn table_of_folder(&self, storage: &Storage, worker: &Worker, saved: &SavedTable, ts: CommitTs) -> Result<Table> {
@@ -344,14 +372,20 @@ impl Database {
     }
 }
 
-/// Records of a copy. What merges made is not in the folder, and their rows are.
-pub(crate) fn of_files(database: &Database, tail: &mut Tail<FileSource>, batch: tidepool_log::Batch) -> Result<Batch> {
+/// Records of a copy. What merges made is not in the folder yet, and their rows are: `main` is told of each.
+pub(crate) fn of_files(
+    database: &Database,
+    tail: &mut Tail<FileSource>,
+    batch: tidepool_log::Batch,
+    main: &mut dyn FnMut(MainRecord),
+) -> Result<Batch> {
     let tidepool_log::Batch { floor, records } = batch;
     let mut logged = Vec::with_capacity(records.len());
     for mut record in records {
         if record.kind == MAIN {
-            let main = MainRecord::from_bytes(&tail.payload_of(&record)?)?;
-            main.group.iter().for_each(|(group, _)| database.ids.pass_row_group(*group));
+            let made = MainRecord::from_bytes(&tail.payload_of(&record)?)?;
+            made.group.iter().for_each(|(group, _)| database.ids.pass_row_group(*group));
+            main(made);
             continue;
         }
         if record.kind.may_be_skipped() {
@@ -390,14 +424,14 @@ impl RowGroups for FileGroups {
 
 /// What the pool has of a database that has no manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InLog {
+pub(super) enum InLog {
     Nothing,
     /// Records without a commit among them.
     Marks,
     Commits,
 }
 
-fn logged(host: &PoolHost) -> Result<InLog> {
+pub(super) fn logged(host: &PoolHost) -> Result<InLog> {
     let member = host.member();
     if member.root()?.place != Root::NEW.place {
         return Ok(InLog::Commits);
@@ -484,7 +518,7 @@ fn give_up(settings: &PoolSettings, saved: Option<&SavedPool>) -> Result<()> {
     }
 }
 
-fn drop_database(settings: &PoolSettings) -> Result<()> {
+pub(super) fn drop_database(settings: &PoolSettings) -> Result<()> {
     let pool = Arc::new(settings.open()?);
     Watcher::new(Arc::clone(&pool)).bury_the_dead()?;
     let tool = Member::join(pool, &JoinOptions::tool("tidepool serve"))?;

@@ -53,7 +53,7 @@ impl Following {
         let mut watcher = host.take_watcher()?;
         loop {
             let ends = match begins_as {
-                PoolRole::Standby | PoolRole::Reader => None,
+                PoolRole::Standby | PoolRole::Reader | PoolRole::Copy => None,
                 PoolRole::Primary | PoolRole::Auto => watch::term_to_end(&host, &mut watcher, roles.host_timeout)?,
             };
             let Some(seen) = ends else {
@@ -251,6 +251,9 @@ impl Following {
         // A panic is no reason for others to wait for ever, either.
         let settling = Settling(&roles);
         start_tiers(&roles, database, &primary)?;
+        if roles.is_founding() {
+            database.found(&roles)?;
+        }
         drop(settling);
         let us = |time: Duration| time.as_micros() as u64;
         tracing::info!(
@@ -280,6 +283,25 @@ impl Database {
         // While nobody can begin one here. Other hosts forget them when they take over, or with the table's next change.
         self.drop_unfinished_indexes();
         follower.promote(self, after);
+        if roles.is_founding() {
+            return Ok(());
+        }
+        if !roles.set_role_from(&[HostRole::TakingOver], HostRole::Primary) {
+            return Err(roles.fence());
+        }
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Writes the first manifest of a pool's database which this process brought from elsewhere. Nothing is written by statements before
+    /// that: who attached to the log alone would have their rows, and not what was there before them.
+    fn found(&self, roles: &Roles) -> Result<()> {
+        crash_point("role.founding");
+        let checkpoints = roles.checkpoints().ok_or_else(|| Error::internal("a primary writes no manifests"))?;
+        checkpoints.write(self)?;
+        roles.is_founding.store(false, Ordering::Release);
+        crash_point("role.founded");
         if !roles.set_role_from(&[HostRole::TakingOver], HostRole::Primary) {
             return Err(roles.fence());
         }

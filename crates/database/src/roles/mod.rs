@@ -15,6 +15,10 @@
 mod attach;
 #[cfg(test)]
 mod attach_tests;
+mod copied;
+mod copying;
+#[cfg(test)]
+mod copying_tests;
 #[cfg(test)]
 mod dealt_tests;
 pub(crate) mod fall_back;
@@ -67,6 +71,7 @@ use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, LogPosition, PoolSource};
 use tidepool_pool::words::{Extent, Host, HostState, Reign};
 
+pub use copying::CopyState;
 pub use positions::PositionWait;
 pub use readers::HostHolds;
 pub use shown::{ReplayPause, Standby, Switchover, Upstream};
@@ -168,6 +173,8 @@ struct State {
     /// A client wants nothing to be applied for now; and nothing is.
     pause_asked: bool,
     is_paused: bool,
+    /// Why a copy that was asked to take over did not.
+    refusal: Option<Error>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -209,6 +216,10 @@ pub(crate) struct Roles {
     synchronous: Synchronous,
     /// Statements that wait for what was written elsewhere.
     positions: Positions,
+    /// Of a copy of another pool's database, until it is promoted.
+    copy: Mutex<Option<CopyState>>,
+    /// The process takes over with what it brought from elsewhere, and no manifest has that yet.
+    is_founding: AtomicBool,
     /// Where the log ended when it was looked at last, and how often nothing was new since.
     ticks: Mutex<(LogPosition, u32)>,
 }
@@ -247,6 +258,8 @@ impl Roles {
             needed: AtomicU64::new(0),
             synchronous: Synchronous::new(settings.synchronous_standby_names.clone()),
             positions: Positions::default(),
+            copy: Mutex::default(),
+            is_founding: AtomicBool::new(false),
             ticks: Mutex::default(),
         })
     }
@@ -257,6 +270,10 @@ impl Roles {
 
     pub fn host(&self) -> &Arc<PoolHost> {
         &self.host
+    }
+
+    fn is_founding(&self) -> bool {
+        self.is_founding.load(Ordering::Acquire)
     }
 
     /// What writes manifests, while this process is primary.
@@ -453,13 +470,19 @@ impl Database {
     pub fn promote(&self, wait: Duration) -> Result<bool> {
         self.check_may_promote()?;
         let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
-        roles.state.lock().is_asked = true;
-        roles.changed.notify_all();
         let end = Instant::now() + wait;
         let mut state = roles.state.lock();
+        if let Some(refusal) = state.refusal.take() {
+            return Err(refusal);
+        }
+        state.is_asked = true;
+        roles.changed.notify_all();
         loop {
             match roles.role() {
                 HostRole::Following | HostRole::TakingOver => {
+                    if let Some(refusal) = state.refusal.take() {
+                        return Err(refusal);
+                    }
                     if roles.changed.wait_until(&mut state, end).timed_out() {
                         return Ok(false);
                     }
@@ -547,7 +570,7 @@ impl Database {
     #[inline]
     pub(crate) fn check_writes(&self) -> Result<()> {
         match &self.roles {
-            Some(_) if self.is_following() => {
+            Some(roles) if self.is_following() || roles.is_founding() => {
                 Err(Error::new(SqlState::READ_ONLY_SQL_TRANSACTION, "cannot write during recovery"))
             }
             _ => Ok(()),

@@ -1,7 +1,7 @@
 //! What is shown of roles, and asked of them by clients: places in the log, who follows whom, a pause, and a switch-over.
 
 use super::readers::is_reader;
-use super::{HostRole, Roles, SyncState, not_in_recovery};
+use super::{CopyState, HostRole, Roles, SyncState, not_in_recovery};
 use crate::{Database, Lsn};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -118,7 +118,10 @@ impl Database {
     /// A position in the log, in bytes from where it began.
     pub fn lsn_of(&self, position: LogPosition) -> Lsn {
         let segment_bytes = match &self.roles {
-            Some(roles) => roles.host.pool().extent_bytes(),
+            Some(roles) => {
+                let of_copy = roles.copy.lock().as_ref().map(|copy| copy.segment_bytes);
+                of_copy.unwrap_or_else(|| roles.host.pool().extent_bytes())
+            }
             None => self.config().log.segment_bytes as u64,
         };
         Lsn(position.segment() * segment_bytes + position.offset() as u64)
@@ -137,6 +140,11 @@ impl Database {
         {
             tracing::debug!(%error, "other hosts are not told of the log's end");
         }
+    }
+
+    /// How this process does as a copy of another pool's database. `None` where it is none, or was promoted.
+    pub fn copy(&self) -> Option<CopyState> {
+        self.roles.as_ref()?.copy.lock().clone()
     }
 
     /// The hosts that follow this one, which is primary.
@@ -186,6 +194,10 @@ impl Database {
 
     /// Bytes of the log that this host, which follows, has not applied, as far as it knows.
     pub fn lag_bytes(&self) -> Option<u64> {
+        if let Some(copy) = self.copy() {
+            let replayed = self.lsn_of(self.follow_progress()?.replayed);
+            return Some(self.lsn_of(copy.end).0.saturating_sub(replayed.0));
+        }
         let (upstream, progress) = (self.upstream()?, self.follow_progress()?);
         (upstream.written > Lsn(0)).then(|| upstream.written.0.saturating_sub(self.lsn_of(progress.replayed).0))
     }

@@ -30,7 +30,7 @@ fn try_open(place: &Place, name: &str, role: PoolRole, folder: &str) -> Result<A
     Database::open(config)
 }
 
-fn open(place: &Place, name: &str, role: PoolRole, folder: &str) -> Arc<Database> {
+pub(super) fn open(place: &Place, name: &str, role: PoolRole, folder: &str) -> Arc<Database> {
     try_open(place, name, role, folder).unwrap()
 }
 
@@ -56,12 +56,12 @@ fn pool_file(place: &Place) -> PathBuf {
     path
 }
 
-fn lose(place: &Place) {
+pub(super) fn lose(place: &Place) {
     std::fs::remove_file(pool_file(place)).unwrap();
 }
 
 /// Other bytes in a file from there on.
-fn scribble(path: &std::path::Path, from: u64, len: usize) {
+pub(super) fn scribble(path: &std::path::Path, from: u64, len: usize) {
     let file = std::fs::File::options().write(true).open(path).unwrap();
     file.write_all_at(&vec![0xa5; len], from).unwrap();
 }

@@ -81,7 +81,9 @@ fn watch(roles: &Roles, mut watcher: Watcher) {
             }
             roles.confirm_predecessor(&mut watcher)?;
             match roles.role() {
-                HostRole::Following if roles.begins_as != PoolRole::Reader => roles.look_at_primary(&mut watcher),
+                HostRole::Following if !matches!(roles.begins_as, PoolRole::Reader | PoolRole::Copy) => {
+                    roles.look_at_primary(&mut watcher)
+                }
                 _ => {
                     roles.pause();
                     Ok(())

@@ -336,10 +336,34 @@ impl Storage {
         file: &SavedFile,
         spaces: &Tablespaces,
     ) -> Result<RowGroup> {
+        let bytes = super::read_file(&*self.files, path)?;
+        self.load_group_of(&bytes, path, def, placement, file, spaces)
+    }
+
+    /// Reads a row group from what was read of a file.
+    pub fn load_group_of(
+        &self,
+        bytes: &[u8],
+        path: &Path,
+        def: &Arc<TableDef>,
+        placement: &Placement,
+        file: &SavedFile,
+        spaces: &Tablespaces,
+    ) -> Result<RowGroup> {
         let origin = self.origin_at(path.to_owned(), def, placement, file, spaces)?;
         let columns: Vec<usize> = (0..def.columns.len()).collect();
-        let segments = origin.load(&origin.read()?, &columns)?.into_iter().map(Arc::new).collect();
+        let segments = origin.load(bytes, &columns)?.into_iter().map(Arc::new).collect();
         RowGroup::from_segments(RowGroupId(file.id), segments).map_err(|error| in_file(path, &error))
+    }
+
+    /// XX001, naming the file, unless these bytes of it are all of a row group, and undamaged.
+    pub fn check_group(path: &Path, bytes: &[u8], id: RowGroupId, rows: u64) -> Result<()> {
+        row_file::check_main(bytes, id.0, rows).map_err(|error| in_file(path, &error))
+    }
+
+    /// The file of a row group.
+    pub fn group_path(&self, id: RowGroupId) -> PathBuf {
+        self.path(FileKey { kind: Kind::Main, id: id.0 })
     }
 
     /// The row groups of a table that the manifest in force names in memory were made the table's.

@@ -128,3 +128,9 @@ pub(crate) fn parts<'a>(bytes: &'a [u8], expected: &Identity) -> Result<Vec<&'a 
     }
     Ok(parts)
 }
+
+/// XX001 unless the bytes are all of a row group, and undamaged, whichever table's it is.
+pub(crate) fn check_main(bytes: &[u8], id: u64, rows: u64) -> Result<()> {
+    let table = bytes.get(16..24).and_then(|table| table.try_into().ok()).map_or(0, u64::from_le_bytes);
+    parts(bytes, &Identity { kind: Kind::Main, table, id, rows }).map(drop)
+}

@@ -50,6 +50,7 @@ mod tests;
 pub(crate) use checkpoint::{Checkpoints, Written};
 pub(crate) use found::FoundManifest;
 use reader::{ManifestView, TableView};
+pub(crate) use room::shared_extents;
 use writer::ManifestWriter;
 
 use crate::roles::places::take;

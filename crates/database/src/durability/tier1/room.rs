@@ -124,7 +124,7 @@ pub(super) fn read(member: &Member, place: &PoolPlace) -> Result<Vec<u8>> {
 
 /// What of the pool is the database's for several hosts to read, but for its log, with what the books say of it: an extent
 /// that goes back and is used anew has another word.
-pub(super) fn shared_extents(member: &Member) -> Result<HashMap<Extent, Owner>> {
+pub(crate) fn shared_extents(member: &Member) -> Result<HashMap<Extent, Owner>> {
     let mut shared = HashMap::new();
     for extent in member.pool().layout().all_extents() {
         let owner = member.owner(extent)?;

@@ -112,6 +112,33 @@ impl Database {
         Ok(())
     }
 
+    /// A table of a follower with those of its indexes that are not there, over the rows that a view sees: made, or, of a large table,
+    /// to be filled, and put into `filled`. Where the log was written it was seen to that keys are there once.
+    pub(crate) fn with_followed_indexes(
+        &self,
+        table: Table,
+        view: &Arc<HeldSnapshot>,
+        filled: &mut Vec<Weak<TableIndex>>,
+    ) -> Result<Table> {
+        let version = Arc::new(TableVersion::of(&Arc::new(table), view));
+        let table = version.table();
+        if version.rows_max() > self.indexed_at_once.rows {
+            let indexed = self.with_backfills(&version, filled)?;
+            return Ok(indexed.unwrap_or_else(|| table.with_def(Arc::clone(&table.def))));
+        }
+        let missing = table.def.indexes.iter().filter(|index| table.index(index.id).is_none());
+        let requests = missing
+            .map(|def| {
+                let space = self.tablespaces().get(table.index_tablespace(def))?;
+                Ok(BuildRequest { def: def.clone(), space })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let told = |_: usize, _: &TableIndex, _: &[u8]| Ok(());
+        let threads = self.config().threads;
+        let made = tidepool_table::build_indexes(&version, self.transactions(), &requests, threads, &told, &|| Ok(()))?;
+        Ok(table.with_def(Arc::clone(&table.def)).with_indexes(made))
+    }
+
     fn replace_table(&self, name: &RelationName, table: Table) {
         let _commit = self.commit.lock();
         let state = self.state();
