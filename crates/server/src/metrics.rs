@@ -247,6 +247,10 @@ fn roles(service: &Service, page: &mut Page) {
     );
     page.family("tidepool_second_tier_complete", "gauge", "1 while the primary's data folder is enough for a start.");
     page.family("tidepool_second_tier_failing", "gauge", "1 while nothing can be copied to the primary's data folder.");
+    page.family("tidepool_copy_lag_bytes", "gauge", "Bytes of the log in its folder that a copy has not applied.");
+    page.family("tidepool_copy_age_seconds", "gauge", "How long ago the newest that a copy shows was written.");
+    page.family("tidepool_copy_failing", "gauge", "1 while a copy cannot go on with what is in its folder.");
+    page.family("tidepool_copy_begun_anew_total", "counter", "How often a copy began anew with a later checkpoint.");
     if database.role() == HostRole::Alone {
         return;
     }
@@ -255,6 +259,14 @@ fn roles(service: &Service, page: &mut Page) {
         page.sample("tidepool_second_tier_lag_bytes", &[], lag);
         page.sample("tidepool_second_tier_complete", &[], u8::from(tier.is_complete));
         page.sample("tidepool_second_tier_failing", &[], u8::from(tier.failure.is_some()));
+    }
+    if let Some(copy) = database.copy() {
+        page.sample("tidepool_copy_lag_bytes", &[], database.lag_bytes().unwrap_or(0));
+        if let Some(age) = copy.age() {
+            page.sample("tidepool_copy_age_seconds", &[], age.as_secs_f64());
+        }
+        page.sample("tidepool_copy_failing", &[], u8::from(copy.failure.is_some()));
+        page.sample("tidepool_copy_begun_anew_total", &[], copy.begun_anew);
     }
     page.sample("tidepool_host_role", &[("role", database.role().name())], 1);
     if let Some(term) = database.term() {

@@ -9,6 +9,7 @@ mod bounds;
 mod budgets;
 mod changes;
 mod cli;
+mod copies;
 mod crash;
 mod device;
 mod differences;

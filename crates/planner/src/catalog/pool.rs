@@ -23,6 +23,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             second_tier(facts, rows);
             Ok(())
         }
+        "copy" => {
+            copy(facts, rows);
+            Ok(())
+        }
         _ => events(host.pool(), rows),
     };
     if let Err(error) = filled {
@@ -151,6 +155,26 @@ fn second_tier(facts: &SessionFacts, rows: &mut Rows) {
         ("lag_bytes", database.written_lsn().0.saturating_sub(copied.0).into()),
         ("checkpoint_at", tier.checkpoint_at.map(DateTime::<Utc>::from).into()),
         ("failure", tier.failure.map(|error| error.to_string()).into()),
+    ]);
+}
+
+/// What this server is a copy of, and how far behind that.
+fn copy(facts: &SessionFacts, rows: &mut Rows) {
+    let database = facts.planner.database();
+    let (Some(copy), Some(progress)) = (database.copy(), database.follow_progress()) else { return };
+    let (end, replayed) = (database.lsn_of(copy.end), database.lsn_of(progress.replayed));
+    let shown = |lsn: tidepool_database::Lsn| Some(lsn.to_string()).filter(|_| lsn.0 > 0);
+    let age_ms = copy.age().map(|age| age.as_secs_f64() * 1000.0);
+    rows.push([
+        ("folder", copy.folder.display().to_string().into()),
+        ("term", (progress.term > 0).then_some(progress.term).into()),
+        ("end_lsn", shown(end).into()),
+        ("replayed_lsn", shown(replayed).into()),
+        ("lag_bytes", end.0.saturating_sub(replayed.0).into()),
+        ("written_at", copy.written_at.map(DateTime::<Utc>::from).into()),
+        ("age_ms", age_ms.into()),
+        ("begun_anew", copy.begun_anew.into()),
+        ("failure", copy.failure.map(|error| error.to_string()).into()),
     ]);
 }
 

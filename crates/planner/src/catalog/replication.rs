@@ -91,6 +91,25 @@ fn archiver(facts: &SessionFacts, rows: &mut Rows) {
 
 fn upstream(facts: &SessionFacts, rows: &mut Rows) {
     let database = facts.planner.database();
+    if let (Some(copy), Some(progress)) = (database.copy(), database.follow_progress()) {
+        let received = database.lsn_of(progress.received);
+        let end = database.lsn_of(copy.end).max(received).to_string();
+        let received = received.to_string();
+        rows.push([
+            ("pid", std::process::id().into()),
+            ("status", if copy.failure.is_some() { "waiting" } else { "streaming" }.into()),
+            ("receive_start_tli", progress.term.into()),
+            ("written_lsn", received.clone().into()),
+            ("flushed_lsn", received.into()),
+            ("received_tli", progress.term.into()),
+            ("last_msg_send_time", time(copy.written_at)),
+            ("last_msg_receipt_time", time(copy.looked_at)),
+            ("latest_end_lsn", end.into()),
+            ("latest_end_time", time(copy.looked_at)),
+            ("conninfo", format!("copy_from={}", copy.folder.display()).into()),
+        ]);
+        return;
+    }
     let (Some(upstream), Some(progress)) = (database.upstream(), database.follow_progress()) else { return };
     let received = database.lsn_of(progress.received).to_string();
     let (host, port) = split(&upstream.address);

@@ -29,6 +29,7 @@ pub fn description(name: &str) -> &'static str {
         "pool_extents" => "extents of the pool by state, kind and database",
         "pool_events" => "last events of the pool",
         "second_tier" => "the data folder of a primary in a pool, and how far behind it is",
+        "copy" => "what a copy follows of another pool's database, and how far behind it is",
         "archive" => "the archive of the log, and how far behind it is",
         "access" => "what statements read of tables and columns: the recorded workload",
         "index_access" => "what statements read of indexes: the recorded workload",
@@ -64,7 +65,9 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "queries" => queries(facts, rows),
         "pacing" => pacing(facts, rows),
         "paging" => paging(facts, rows),
-        "hosts" | "pool" | "pool_extents" | "pool_events" | "second_tier" => super::pool::fill(name, facts, rows),
+        "hosts" | "pool" | "pool_extents" | "pool_events" | "second_tier" | "copy" => {
+            super::pool::fill(name, facts, rows)
+        }
         "archive" => archive(facts, rows),
         "access" => access(facts, rows),
         "index_access" => index_access(facts, rows),
