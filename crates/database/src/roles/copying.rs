@@ -436,16 +436,18 @@ impl Copying {
                 format!("folder \"{}\" has another log by now", self.folder.display()),
             )));
         }
-        let Some(tail) = &self.tail else { return Ok(false) };
-        let Err(error) = tail.check_end() else { return Ok(false) };
+        self.check_gap(database)
+    }
+
+    /// XX001 if something is behind this place. True: it was new, and is applied.
+    fn check_gap(&mut self, database: &Arc<Database>) -> Result<bool, Trouble> {
+        let Some(Err(error)) = self.tail.as_ref().map(Tail::check_end) else { return Ok(false) };
         // Unless it came meanwhile.
-        match self.read(database)? {
-            true => Ok(true),
-            false => {
-                let Some(tail) = &self.tail else { return Ok(false) };
-                tail.check_end().map(|()| false).map_err(|_| Trouble::Waits(error))
-            }
+        if self.read(database)? {
+            return Ok(true);
         }
+        let is_there = self.tail.as_ref().is_none_or(|tail| tail.check_end().is_ok());
+        if is_there { Ok(false) } else { Err(Trouble::Waits(error)) }
     }
 
     /// Puts mains in place of rows whose files the newest checkpoint has brought.
@@ -598,16 +600,27 @@ impl Copying {
         Ok(())
     }
 
+    /// Applies all that the folder has.
+    fn finish(&mut self, database: &Arc<Database>) -> Result<(), Trouble> {
+        self.tail = None;
+        self.look(database)?;
+        if !self.newest.goes_on(&self.base) {
+            // Where it is older than what is applied, its log is none that this copy could go on with.
+            if self.newest.ts() <= self.follower.applied_ts() {
+                return Ok(());
+            }
+            self.begin_anew(database)?;
+        }
+        while self.read(database)? || self.check_gap(database)? {}
+        Ok(())
+    }
+
     /// Applies what the folder has, and becomes primary. `Some`: it does not, as asked for; and why not is said to who asked.
     fn promote(mut self, database: &Arc<Database>) -> Result<Option<Box<Copying>>> {
-        self.tail = None;
-        let all = loop {
-            match self.read(database).and_then(|is_new| if is_new { Ok(true) } else { self.check(database) }) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(Trouble::Waits(error)) => break Err(error),
-                Err(Trouble::Ends(error)) => return Err(error),
-            }
+        let all = match self.finish(database) {
+            Ok(()) => Ok(()),
+            Err(Trouble::Waits(error)) => Err(error),
+            Err(Trouble::Ends(error)) => return Err(error),
         };
         if let Err(error) = all {
             let refusal = Error::new(error.code(), "the copy cannot be promoted with all that its folder has")
@@ -625,7 +638,11 @@ impl Copying {
             self.roles.changed.notify_all();
             return Ok(Some(Box::new(self)));
         }
-        let (term, position) = self.tail.as_ref().map_or((0, LogPosition::default()), Tail::position);
+        let (term, position) = {
+            let state = self.roles.state.lock();
+            // Where nothing of the log was read, it is the checkpoint's.
+            (state.progress.term.max(self.base.log.from.map_or(0, |(term, _)| term)), state.progress.replayed)
+        };
         let lsn = database.lsn_of(position);
         let written_at = match self.marked_us {
             0 => "unknown".to_owned(),

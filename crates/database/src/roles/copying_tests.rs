@@ -550,6 +550,45 @@ fn what_is_damaged_is_named_and_no_promotion_passes_over_it() {
     end(copy);
 }
 
+/// The primary's data folder is put back to an earlier moment, and goes on from there.
+#[test]
+fn a_folder_that_is_behind_is_not_taken() {
+    let (place, other) = (Place::new(), Place::new());
+    let (folder, brought) = (place.folder("data"), other.folder("brought"));
+    let mut random = StdRng::seed_from_u64(1);
+    let primary = open(&place, "one", PoolRole::Primary, "data");
+    create(&primary, "t");
+    primary.checkpoint().unwrap();
+    copied(&primary);
+    bring(&folder, &place.folder("early"), &mut random, true);
+    // Timestamps go with time, and the life to come begins with those of the checkpoint.
+    std::thread::sleep(Duration::from_secs(3));
+    insert_and_commit(&primary, "t", 0..10);
+    copied(&primary);
+    let expected = content(&primary.version());
+    bring(&folder, &brought, &mut random, true);
+    let copy = open_copy(&other, "copy", &brought);
+    wait_until("it has all", || content(&copy.version()) == expected);
+    end(primary);
+    lose(&place);
+    let primary = open(&place, "two", PoolRole::Primary, "early");
+    let early = primary.storage.as_ref().unwrap().folder().to_owned();
+    copied(&primary);
+    end(primary);
+    bring(&early, &brought, &mut random, true);
+    wait_until("it is told", || {
+        copy.copy().unwrap().failure.is_some_and(|failure| failure.message().contains("behind this copy"))
+            || copy.copy().unwrap().begun_anew > 0
+    });
+    // Where it took long, the other life is later by its timestamps.
+    if copy.copy().unwrap().begun_anew == 0 {
+        assert_same(&content(&copy.version()), &expected, "of a folder that is behind");
+        assert!(copy.promote(WAIT).unwrap());
+        assert_same(&content(&copy.version()), &expected, "promoted");
+    }
+    end(copy);
+}
+
 #[test]
 fn a_copy_follows_its_primary_into_a_pool_that_was_made_anew() {
     let (place, other) = (Place::new(), Place::new());
