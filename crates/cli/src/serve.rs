@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result};
-use tidepool_database::{Database, HostRole, OnFenced, PoolRole};
+use tidepool_database::{Database, HostRole, LIFE_LEFT_VARIABLE, OnFenced, PoolRole};
 use tidepool_planner::Planner;
 use tidepool_server::{Doorway, Server, Service, ServiceOptions, ShutdownHandle};
 use tokio::signal::unix::{SignalKind, signal};
@@ -152,12 +152,13 @@ fn end_when_fenced(database: &Arc<Database>) {
         let database = of_watch.clone();
         let spawned = std::thread::Builder::new().name("fenced".to_owned()).spawn(move || {
             std::thread::sleep(FENCED_GRACE);
-            if let Some(database) = database.upgrade() {
+            let left = database.upgrade().and_then(|database| {
                 database.announce_end();
-            }
+                database.pool().map(|host| host.life_left())
+            });
             if role == HostRole::Fenced && on_fenced == OnFenced::Rejoin {
                 tracing::warn!("this process begins anew, as a {again}");
-                tracing::error!("could not begin anew: {}", begin_anew(again));
+                tracing::error!("could not begin anew: {}", begin_anew(again, left.as_deref().unwrap_or_default()));
             }
             std::process::exit(1);
         });
@@ -170,9 +171,9 @@ fn end_when_fenced(database: &Arc<Database>) {
 /// Set before the server hands its term in.
 static IS_CLOSING: AtomicBool = AtomicBool::new(false);
 
-/// Puts the same program in the place of this one, in another role. All that it holds of the pool is released by that. Returns only
-/// if it cannot.
-fn begin_anew(role: &str) -> std::io::Error {
+/// Puts the same program in the place of this one, in another role. All that it holds of the pool is released by that, which it is
+/// told. Returns only if it cannot.
+fn begin_anew(role: &str, life_left: &str) -> std::io::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
@@ -188,7 +189,7 @@ fn begin_anew(role: &str) -> std::io::Error {
         index += 1;
     }
     let mut command = std::process::Command::new(program);
-    command.args(arguments).env("TIDEPOOL_POOL_ROLE", role).exec()
+    command.args(arguments).env("TIDEPOOL_POOL_ROLE", role).env(LIFE_LEFT_VARIABLE, life_left).exec()
 }
 
 /// Writes what the data folder does not have yet.

@@ -50,7 +50,7 @@ pub use durability::storage::Copied;
 pub use durability::transaction_ids::{CurrentTransaction, TransactionFate};
 pub use lsn::Lsn;
 pub use patience::Patience;
-pub use pool_host::PoolHost;
+pub use pool_host::{LIFE_LEFT_VARIABLE, PoolHost};
 pub use roles::{
     CopyState, FollowProgress, HostHolds, HostRole, PositionWait, ReplayPause, RoleWatch, SecondTierState, Standby,
     StandbyNames, StandbyWait, Switchover, SyncState, Upstream,

@@ -18,11 +18,14 @@ use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
 use tidepool_device::{Location, stop};
 use tidepool_pool::layout::HostNumber;
-use tidepool_pool::liveness::Watcher;
+use tidepool_pool::liveness::{Watcher, bury_life_left, life_left};
 use tidepool_pool::member::{BEAT, JoinOptions, Member};
 use tidepool_pool::pool::{HostView, Pool};
 use tidepool_pool::words::{Host, HostState, Number, Reign, Role, TermState};
 use tidepool_tablespace::{LeaseOptions, Tablespace, TablespaceConfig};
+
+/// Tells the program that takes the place of this one, in the same process, which life in the pool is over by that.
+pub const LIFE_LEFT_VARIABLE: &str = "TIDEPOOL_POOL_LIFE_LEFT";
 
 /// Bytes of a socket's path.
 const SOCKET_PATH_MAX: usize = 107;
@@ -95,6 +98,13 @@ impl PoolHost {
 
     fn join_as(settings: &PoolSettings, options: LeaseOptions, address: &str) -> Result<PoolHost> {
         let pool = Arc::new(settings.open()?);
+        if let Ok(left) = std::env::var(LIFE_LEFT_VARIABLE)
+            && bury_life_left(&pool, &left)?
+        {
+            tracing::info!(
+                "the life of this process in the pool before it began anew is over, and what it had there is free"
+            );
+        }
         let mut watcher = Watcher::new(Arc::clone(&pool));
         let is_reader = settings.role == Some(PoolRole::Reader);
         if !is_reader {
@@ -149,6 +159,11 @@ impl PoolHost {
 
     pub fn pool(&self) -> &Arc<Pool> {
         self.member.pool()
+    }
+
+    /// For [`LIFE_LEFT_VARIABLE`].
+    pub fn life_left(&self) -> String {
+        life_left(self.pool(), self.member.host())
     }
 
     pub(crate) fn open(&self, id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {

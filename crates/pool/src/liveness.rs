@@ -9,10 +9,11 @@
 //! host that is stopped has its lock and does not beat.
 
 use crate::death::{Death, Evidence, verdict_of_lock};
+use crate::layout::HostNumber;
 use crate::member::bury;
 use crate::pool::{HostText, HostView, Pool};
 use crate::system;
-use crate::words::{EventKind, Host, HostState};
+use crate::words::{EventKind, Host, HostState, Incarnation, SLOTS, Slot};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -216,13 +217,60 @@ pub fn is_lock_held(pool: &Pool, host: Host) -> Result<bool> {
     held.map_err(|error| Error::io("look at a lock of the pool", &error))
 }
 
-/// An operator says that a host is dead: what it owned is free. It must be true. 55006 where this kernel knows better,
-/// unless the operator insists.
+/// How long a host that another machine may have is watched before it is forgotten: two hundred beats.
+const FORGET_WATCH: Duration = Duration::from_secs(1);
+
+/// An operator says that a host is dead: what it owned is free. It must be true. 55006 where this kernel knows better, or where
+/// the host beats, unless the operator insists.
 pub fn forget(pool: &Pool, host: Host, insists: bool) -> Result<bool> {
-    if !insists && is_lock_held(pool, host)? {
-        return Err(Error::new(SqlState::OBJECT_IN_USE, format!("{host} is alive: its lock is held on this machine"))
+    let is_alive = |how: &str| {
+        Error::new(SqlState::OBJECT_IN_USE, format!("{host} is alive: {how}"))
             .with_detail("If it were forgotten, it would go on storing to memory that is given to others.")
+    };
+    if !insists && is_lock_held(pool, host)? {
+        return Err(is_alive("its lock is held on this machine")
             .with_hint("End its process, with SIGKILL if it does not answer."));
     }
+    if !insists && beats(pool, host)? {
+        return Err(is_alive("it beats, on another machine").with_hint("End its process, or its machine."));
+    }
     bury(pool, host, &Death::by(Evidence::Operator), EventKind::Forgotten)
+}
+
+/// A host that this kernel says nothing of goes on. One that does not beat may be stopped, and wake.
+fn beats(pool: &Pool, host: Host) -> Result<bool> {
+    let books = pool.books();
+    if books.memory.first_device().is_of_one_kernel() {
+        return Ok(false);
+    }
+    let count = || pool.told(books.load(books.layout.host_number(host.slot, HostNumber::Beats)));
+    let (first, end) = (count()?, Instant::now() + FORGET_WATCH);
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+        if count()? != first {
+            // A later life of the slot begins anew.
+            return Ok(pool.told(books.load(books.layout.ident(host.slot)))?.incarnation == host.incarnation);
+        }
+    }
+    Ok(false)
+}
+
+/// Says in which life the process that puts another program in its place was a host: `exec` unmaps all, so the next one knows that
+/// this life is over, where a lock would say it to others only if they saw it held.
+pub fn life_left(pool: &Pool, host: Host) -> String {
+    let identity: String = pool.superblock().identity.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{identity}:{}:{}:{}", host.slot.0, host.incarnation.0, std::process::id())
+}
+
+/// Buries the life that this process said it would leave. The text is of an environment that others may have inherited, so
+/// it counts only in the same process, for the same pool.
+pub fn bury_life_left(pool: &Pool, text: &str) -> Result<bool> {
+    let fields: Vec<&str> = text.split(':').collect();
+    let &[_, slot, incarnation, _] = fields.as_slice() else { return Ok(false) };
+    let (Ok(slot), Ok(incarnation)) = (slot.parse(), incarnation.parse()) else { return Ok(false) };
+    let host = Host { slot: Slot(slot), incarnation: Incarnation(incarnation) };
+    if usize::from(slot) >= SLOTS || life_left(pool, host) != text || pool.own().lock().contains(&host.slot) {
+        return Ok(false);
+    }
+    bury(pool, host, &Death::by(Evidence::ProcessEnded), EventKind::Died)
 }

@@ -4,6 +4,7 @@ use crate::check::usage;
 use crate::liveness::is_lock_held;
 use crate::pool::{HostView, Pool};
 use crate::slices::DealtPool;
+use crate::system;
 use crate::words::{DeviceState, EventKind, HoldState, Slot, TermState};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -175,7 +176,13 @@ fn hosts(pool: &Pool) -> Result<Vec<Vec<String>>> {
     let names: BTreeMap<_, _> = pool.databases()?.into_iter().map(|view| (view.database, view.name)).collect();
     let mut rows = Vec::new();
     for view in pool.hosts()? {
-        let lock = if is_lock_held(pool, view.host)? { "held" } else { "free" };
+        // Locks are each kernel's own.
+        let is_here = view.text.as_ref().is_some_and(|text| text.boot_id == system::boot_id());
+        let lock = match is_lock_held(pool, view.host)? {
+            true => "held",
+            false if is_here => "free",
+            false => "unknown",
+        };
         rows.push(vec![
             view.host.slot.0.to_string(),
             name_of(&view).to_owned(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::check::{check, usage};
 use crate::death::Evidence;
-use crate::liveness::{Finding, Watcher, forget};
+use crate::liveness::{Finding, Watcher, bury_life_left, forget, life_left};
 use crate::member::{JoinOptions, Member};
 use crate::memory::At;
 use crate::show::{self, find_host};
@@ -326,6 +326,29 @@ fn a_host_that_was_taken_for_dead_does_nothing_more() {
     assert_eq!(other.lease(Kind::Heap, 3).unwrap().len(), 3);
     assert_eq!(sleeper.give_back(leased[0]).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
     assert!(check(&pool, false).unwrap().is_clean());
+}
+
+#[test]
+fn a_process_that_puts_another_in_its_place_leaves_nothing_in_quarantine() {
+    let place = place();
+    let pool = place.pool(4);
+    let before = join(&pool, "before", "a");
+    before.lease(Kind::Heap, 2).unwrap();
+    let left = life_left(&pool, before.host());
+    // As after `exec`, which unmaps and unlocks all.
+    let after = Pool::open(&place.location()).unwrap();
+    let is_there = || after.hosts().unwrap().iter().any(|view| view.host == before.host());
+    let mut fields: Vec<&str> = left.split(':').collect();
+    let other = (std::process::id() + 1).to_string();
+    for (field, wrong) in [(0, "00"), (1, "64"), (2, "77"), (3, other.as_str())] {
+        let right = std::mem::replace(&mut fields[field], wrong);
+        assert!(!bury_life_left(&after, &fields.join(":")).unwrap() && is_there(), "{fields:?}");
+        fields[field] = right;
+    }
+    assert!(!bury_life_left(&pool, &left).unwrap() && is_there(), "it has not left yet");
+    assert!(bury_life_left(&after, &left).unwrap() && !is_there());
+    assert!(!bury_life_left(&after, &left).unwrap(), "that is once");
+    assert_eq!(check(&after, false).unwrap().quarantined, 0);
 }
 
 #[test]
