@@ -3,13 +3,16 @@
 #   TEST group ok|FAILED SECONDS name
 # with its output before. Run by the guest's init as /payload/run.sh.
 cd "$(dirname "$0")" || exit 1
-. ./scenario            # scenario, far, second, rows, size
+. ./scenario            # scenario, far, second, rows, size, groups (all if empty)
 failed=0
 clock() { cut -d' ' -f1 /proc/uptime; }
 program() { lib/ld-linux-x86-64.so.2 --library-path lib "$@"; }
 
+wanted() { case " ${groups:-$1} " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
+
 # test_case GROUP NAME COMMAND…
 test_case() {
+    wanted "$1" || return 0
     group=$1 name=$2; shift 2
     start=$(clock)
     if "$@" > /tmp/out 2>&1; then verdict=ok; else verdict=FAILED; failed=1; fi
@@ -20,6 +23,7 @@ test_case() {
 
 # rust_tests CRATE ARGUMENTS…: every test of a binary, one verdict for each.
 rust_tests() {
+    wanted "$1" || return 0
     crate=$1; shift
     start=$(clock)
     program "./$crate" --test-threads=2 "$@" > /tmp/out 2>&1; rc=$?
@@ -206,7 +210,7 @@ test_case sql "one column moves there" move_a_column
 test_case sql "statements' heaps lie there" heap_there
 case $far in
     numa:*)
-        sql -c "ALTER TABLE t SET TABLESPACE far" > /tmp/out 2>&1
+        ! wanted sql || sql -c "ALTER TABLE t SET TABLESPACE far" > /tmp/out 2>&1
         test_case sql "a server's pages lie on the node" in_use pages_on_the_node
         test_case sql "a node that is not there is named" refused "NUMA node 7 does not exist" sql_far numa:7,size=64MB -c "SELECT 1"
         [ "$scenario" != numa ] ||
@@ -221,4 +225,24 @@ esac
 test_case sql "a dropped table leaves nothing" dropped
 [ -z "$second" ] || test_case sql "columns and heaps in two places" two_places
 test_case sql "a tablespace is striped, and loses the device" striped
+
+. ./pool.sh
+case $scenario in
+    numa)
+        pool_tests tmpfs file:/dev/shm/pool "--size 128MB" file:/dev/shm/more,size=64MB
+        mkdir -p /mnt/huge && mount -t hugetlbfs none /mnt/huge && echo 100 > /proc/sys/vm/nr_hugepages
+        pool_tests hugetlbfs file:/mnt/huge/pool "--size 128MB" file:/mnt/huge/more,size=64MB
+        echo 0 > /proc/sys/vm/nr_hugepages ;;
+    cxl-ram) ;;
+    *)
+        case $far in
+            file:*) rm -f "$path"; more=file:/mnt/far/more,size=64MB create="--size 128MB" ;;
+            dax:*)
+                [ -z "$groups" ] || program ./tidepool sql --data /tmp/data6 --near 128MB --far "$far,size=$size" -c "SELECT 1" > /tmp/out 2>&1
+                test_case pool "a tablespace's device is not taken" refused "belongs to a tablespace" pool_program pool create "$far"
+                poke -z "$path"; more=${second:-file:/dev/shm/more,size=64MB} create=
+                [ -z "$second" ] || poke -z "${second#dax:}" ;;
+        esac
+        pool_tests "${far%%:*}" "$far" "$create" "$more" ;;
+esac
 exit $failed
