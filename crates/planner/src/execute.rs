@@ -130,6 +130,14 @@ impl Batches {
         }
         Handle::current().block_on(self.next())
     }
+
+    /// When the error is handed out and not when it is met: batches are made ahead of a cursor's FETCH, and a transaction whose client was
+    /// told of no error goes on.
+    fn fail(&self) {
+        if let Some(failed) = &self.failed {
+            failed.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl Stream for Batches {
@@ -143,10 +151,12 @@ impl Stream for Batches {
         let handed = std::mem::take(&mut self.handed);
         self.ahead.done(handed);
         if let Poll::Ready(next) = self.receiver.poll_recv(context) {
-            return Poll::Ready(next.map(|(batch, bytes)| {
-                self.handed = bytes;
-                batch
-            }));
+            let Some((batch, bytes)) = next else { return Poll::Ready(None) };
+            self.handed = bytes;
+            if batch.is_err() {
+                self.fail();
+            }
+            return Poll::Ready(Some(batch));
         }
         let Batches { end, interrupt, .. } = &mut *self;
         let end = end.get_or_insert_with(|| {
@@ -156,9 +166,7 @@ impl Stream for Batches {
         let error = ready!(end.as_mut().poll(context));
         self.is_told = true;
         self.heaps.end(&self.heap);
-        if let Some(failed) = &self.failed {
-            failed.store(true, Ordering::Release);
-        }
+        self.fail();
         Poll::Ready(Some(Err(error)))
     }
 }
@@ -207,12 +215,8 @@ impl Execution {
             is_told: false,
         };
         let work = async move {
-            let failed = self.failed.clone();
             let outcome = caught(self.run(&sender, &ahead)).await;
             if let Err(error) = outcome {
-                if let Some(failed) = failed {
-                    failed.store(true, Ordering::Release);
-                }
                 // Nobody listens any more: then nobody needs the error either.
                 let _ = sender.send((Err(error), 0)).await;
             }
@@ -465,6 +469,15 @@ mod tests {
             assert!(failed.load(Ordering::Acquire));
             assert!(batches.next().await.is_none());
         }
+    }
+
+    #[tokio::test]
+    async fn a_transaction_fails_when_the_error_is_read() {
+        let (mut batches, sender, failed) = batches(&Arc::new(Interrupt::new(Instant::now(), None, None)));
+        sender.send((Err(Error::internal("met ahead of the client")), 0)).await.unwrap();
+        assert!(!failed.load(Ordering::Acquire));
+        assert!(batches.next().await.unwrap().is_err());
+        assert!(failed.load(Ordering::Acquire));
     }
 
     #[test]

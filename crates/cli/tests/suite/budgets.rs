@@ -62,8 +62,9 @@ async fn cursors_without_a_budget_leave_room() {
     client.batch_execute("BEGIN").await.unwrap();
     let mut refused = None;
     for cursor in 0..200 {
+        // So far that what is made ahead of the client has been made: what finds no room there is told when it is fetched.
         let declared =
-            format!("DECLARE c{cursor} CURSOR FOR SELECT * FROM t ORDER BY text DESC; FETCH 1 FROM c{cursor}");
+            format!("DECLARE c{cursor} CURSOR FOR SELECT * FROM t ORDER BY text DESC; MOVE 100000 FROM c{cursor}");
         if let Err(error) = client.batch_execute(&declared).await {
             assert_eq!(code(&error), "53200", "{error:?}");
             refused = Some(error);
