@@ -20,6 +20,8 @@ pub enum Signal {
     Kill,
     /// SIGSTOP: it is there and does nothing
     Stop,
+    /// SIGSTOP, and SIGCONT within the time after which hosts would take it for dead: nothing may come of it
+    Pause,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,19 @@ async fn shell(command: &str, host: &str) -> Result<()> {
         return Err(Error::new(SqlState::IO_ERROR, format!("\"{command}\" failed: {status}")));
     }
     Ok(())
+}
+
+impl PoolHost {
+    /// `signal`: as `kill` names it.
+    async fn signal(&self, signal: &str) -> Result<()> {
+        let id = self.process.id().unwrap_or_default().to_string();
+        let status = Command::new("kill").args([signal, &id]).status().await;
+        let status = status.map_err(|error| Error::io("signal a host", &error))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(Error::internal(format!("kill {signal} of a host failed: {status}"))),
+        }
+    }
 }
 
 impl PoolHosts {
@@ -151,15 +166,20 @@ impl PoolHosts {
                 host.process.start_kill().map_err(failed)?;
                 Ok(at)
             }
-            Signal::Stop => {
-                let id = host.process.id().unwrap_or_default().to_string();
-                let status = Command::new("kill").args(["-STOP", &id]).status().await.map_err(failed)?;
-                if !status.success() {
-                    return Err(Error::internal(format!("the host was not stopped: {status}")));
-                }
+            Signal::Stop | Signal::Pause => {
+                host.signal("-STOP").await?;
                 Ok(Instant::now())
             }
         }
+    }
+
+    /// Stops the host at an address for so long.
+    async fn pause(&self, address: &str, time: Duration) -> Result<()> {
+        let host = self.hosts.iter().find(|host| host.address == address);
+        let host = host.ok_or_else(|| Error::internal(format!("no host is at {address}")))?;
+        host.signal("-STOP").await?;
+        tokio::time::sleep(time).await;
+        host.signal("-CONT").await
     }
 
     /// Another host takes the place of what was ended.
@@ -234,6 +254,16 @@ impl Cluster {
                 let at = Instant::now();
                 shell(&hosts.kill, address).await?;
                 Ok(at)
+            }
+        }
+    }
+
+    /// Stops the host at an address for so long.
+    pub async fn pause(&self, address: &str, time: Duration) -> Result<()> {
+        match self {
+            Cluster::Pool(hosts) => hosts.pause(address, time).await,
+            Cluster::Others(_) => {
+                Err(Error::new(SqlState::FEATURE_NOT_SUPPORTED, "hosts of another cluster cannot be paused"))
             }
         }
     }

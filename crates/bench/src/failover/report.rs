@@ -14,17 +14,18 @@ pub(super) fn markdown(result: &FailoverResult) -> String {
 
 fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
     let machine = &result.machine;
+    let times = result.kills.len() + result.pauses;
     let ended = match result.signal {
-        Signal::Kill => "killed (SIGKILL)",
-        Signal::Stop => "stopped (SIGSTOP)",
+        Signal::Kill => "The host that takes writes was killed (SIGKILL)",
+        Signal::Stop => "The host that takes writes was stopped (SIGSTOP)",
+        Signal::Pause => "A host was stopped for a moment (SIGSTOP, SIGCONT)",
     };
     writeln!(text, "# Failover\n")?;
     writeln!(
         text,
-        "By `tidepool bench failover --kills {} --connections {}`. Machine: {}, {} CPUs, {} GB, Linux {}; hosts and clients \
-         share it. Hosts: {}{}. The host that takes writes was {ended} {} times, under {} clients that insert rows as \
-         fast as they are acknowledged.\n",
-        result.kills.len(),
+        "By `tidepool bench failover --kills {times} --connections {}`. Machine: {}, {} CPUs, {} GB, Linux {}; hosts and clients \
+         share it. Hosts: {}{}. {ended} {times} times, under {} clients that insert rows as fast as they are \
+         acknowledged.\n",
         result.connections,
         machine.cpu,
         machine.cpus,
@@ -35,9 +36,22 @@ fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
             0 => String::new(),
             bytes => format!(", with {} of other rows", ByteSize(bytes)),
         },
-        result.kills.len(),
         result.connections,
     )?;
+    if result.signal == Signal::Pause {
+        writeln!(
+            text,
+            "Another host took over **{} times**. Of {} acknowledged rows {} are lost; {} statements ended without an answer, \
+             {} of them are there; {} rows are there that nobody wrote.",
+            result.false_failovers,
+            result.acknowledged,
+            result.lost,
+            result.in_doubt,
+            result.in_doubt_there,
+            result.invented
+        )?;
+        return failures(result, text);
+    }
     writeln!(
         text,
         "From the kill to a client's first acknowledgement of a statement that it began afterwards: p50 **{:.1} ms**, \
@@ -58,6 +72,10 @@ fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
         let [first, middle, last] = [0.0, 0.5, 1.0].map(|part| quantile(times, part));
         writeln!(text, "| {kill} | {first:.1} | {middle:.1} | {last:.1} |")?;
     }
+    failures(result, text)
+}
+
+fn failures(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
     for (code, count) in &result.failed {
         writeln!(text, "\n{count} statements or connections failed with {code}.")?;
     }
