@@ -5,10 +5,11 @@
 //! ([`tidepool_pool::control`]). A socket lives as long as one process has it. So a listener whose process is killed is
 //! still there, and clients that connect wait in its queue instead of being refused, until the standby that takes over
 //! accepts them. And the sockets of the clients would stay open without an answer until the standby is done with them: it shuts
-//! them down as soon as it begins to take over, from a primary that was killed and from one that was stopped alike. The kernel itself would
-//! close a killed process's sockets only after it has freed its memory.
+//! them down when it has taken over, from a primary that was killed and from one that was stopped alike. The kernel itself would
+//! close a killed process's sockets only after it has freed its memory. Clients that hear of the end sooner can only look for a primary that
+//! is not there yet, on processors that the take-over needs; so they hear of it before only where the take-over takes long.
 //!
-//! * Only a standby that takes over, or that knows that the primary's process has ended, shuts clients down. One whose connection
+//! * Only a standby that takes over or has, or that knows that the primary's process has ended, shuts clients down. One whose connection
 //!   ended for another reason lets go of its duplicates and connects again.
 //! * A primary that was taken over from may wake. It is ended by who took over (`tidepool_database`), and until that is certain,
 //!   it may accept a client: it answers nothing but that it is no primary any more. Where it cannot be ended, its listeners
@@ -47,6 +48,9 @@ const QUEUE_MAX: usize = 8_192;
 
 /// How long a host whose connection ended is looked at for its death. The kernel frees its memory first.
 const END_WAIT: Duration = Duration::from_secs(5);
+
+/// How long clients of the primary before hear nothing while this host takes over.
+const TAKE_OVER_WAIT: Duration = Duration::from_millis(50);
 
 /// What a listening socket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -334,10 +338,7 @@ impl Handover {
     fn role_changed(&self, role: HostRole) {
         let mut inherited = self.inherited.lock();
         match role {
-            HostRole::TakingOver => {
-                inherited.takes_over = true;
-                end_clients(&mut inherited);
-            }
+            HostRole::TakingOver => inherited.takes_over = true,
             HostRole::Primary => {
                 (inherited.takes_over, inherited.has_taken_over) = (true, true);
                 end_clients(&mut inherited);
@@ -345,14 +346,31 @@ impl Handover {
                     let _ = self.taken.send(listener);
                 }
             }
-            // Another host was quicker.
-            HostRole::Following => inherited.takes_over = false,
-            HostRole::Alone | HostRole::Fenced | HostRole::Failed => {}
+            // Another host was quicker. Clients of the one before are told by whichever host hears of that first.
+            HostRole::Following => {
+                if std::mem::take(&mut inherited.takes_over) {
+                    end_clients(&mut inherited);
+                }
+            }
+            HostRole::Failed => end_clients(&mut inherited),
+            HostRole::Alone | HostRole::Fenced => {}
         }
     }
 
     /// Has the sockets of whoever is primary, until this host is.
     fn attend(&self) {
+        loop {
+            self.attend_primaries();
+            while self.database.wait_role(HostRole::TakingOver, TAKE_OVER_WAIT) == HostRole::TakingOver {
+                end_clients(&mut self.inherited.lock());
+            }
+            if self.is_stopped() || self.database.role() != HostRole::Following {
+                return;
+            }
+        }
+    }
+
+    fn attend_primaries(&self) {
         let Some(host) = self.database.pool() else { return };
         let (pool, member) = (host.pool(), host.member());
         while !self.is_stopped() && self.database.role() == HostRole::Following {
@@ -391,7 +409,12 @@ impl Handover {
                         return;
                     }
                 }
-                Ok(Arrival::Nothing) if !self.is_stopped() => {}
+                Ok(Arrival::Nothing) if !self.is_stopped() => {
+                    // From a primary that was stopped, and for longer than a take-over takes.
+                    if self.database.role() == HostRole::TakingOver {
+                        end_clients(&mut self.inherited.lock());
+                    }
+                }
                 Ok(Arrival::Nothing | Arrival::End) | Err(_) => return,
             }
         }
@@ -424,7 +447,7 @@ impl Handover {
                     gone.into_iter().for_each(|listener| _ = self.taken.send(listener));
                 }
             }
-            ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.takes_over, number(number_bytes)) {
+            ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.has_taken_over, number(number_bytes)) {
                 (true, _) => shut_down(&socket),
                 (false, Some(number)) => _ = inherited.clients.insert(number, socket),
                 (false, None) => {}
