@@ -361,7 +361,7 @@ def dealt(pair: Pair) -> None:
     with pair.step("what would need each other's stores is refused"):
         other = "--listen 127.0.0.1:5478 --near 64MB --far pool: --pool $pool"
         b.refuses("is held by host 1", f"tidepool serve {other} --name c --machine 2 --slice 1 --role primary")
-        b.refuses("0A000", f"tidepool serve {other} --name c --machine 2 --role standby")
+        b.refuses("a standby in a pool that is dealt out", f"tidepool serve {other} --name c --machine 2 --role standby")
     with pair.step("a slice that a machine gives up is served by the other"):
         b.does("""sql -c "INSERT INTO t VALUES (0, 'at the end')" """)
         b.does("stopped; tidepool pool release $pool --machine 2")
