@@ -241,7 +241,9 @@ impl Database {
         };
         let others = roles.others();
         let is_its = |view: &&HostView| view.text.as_ref().is_some_and(|text| text.name == to);
-        let Some(view) = others.iter().find(is_its) else {
+        // Lives of the name that nobody knows to be dead may be there, too.
+        let follows = |view: &&HostView| is_its(view) && view.ident.state == HostState::Following;
+        let Some(view) = others.iter().find(follows).or_else(|| others.iter().find(is_its)) else {
             let standbys = others.iter().filter(|view| !is_reader(view));
             let names = standbys.filter_map(|view| Some(view.text.as_ref()?.name.clone())).collect::<Vec<_>>();
             return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("standby \"{to}\" does not exist"))
