@@ -42,11 +42,15 @@ pub(crate) async fn connect(url: &str) -> Client {
     try_connect(url).await.unwrap()
 }
 
-/// As `connect`, where a primary that was taken over from may still accept.
+/// As `connect`, where a primary that was taken over from may still accept: it answers nothing but that, and to connect again.
 async fn connect_soon(url: &str) -> Client {
     let start = Instant::now();
     loop {
-        match try_connect(url).await {
+        let answered = async {
+            let client = try_connect(url).await?;
+            client.simple_query("SELECT 1").await.map(|_| client)
+        };
+        match answered.await {
             Ok(client) => return client,
             Err(error) => assert!(start.elapsed() < PATIENCE, "{url}: {error}"),
         }
