@@ -48,6 +48,7 @@ mod tests;
 pub(crate) mod tier2;
 #[cfg(test)]
 mod tier2_tests;
+mod waiters;
 mod watch;
 #[cfg(test)]
 mod work;
@@ -543,9 +544,18 @@ impl Database {
         }
         if ticks.1 < TICKS {
             // What went wrong is told by the log.
-            let _ = self.commit_small(TICK, &[]).and_then(|ts| log.wait_durable(ts, || Ok(())));
+            let _ = self.mark();
             *ticks = (log.position(), ticks.1 + 1);
         }
+    }
+
+    /// Says to those who follow that all commits so far are there. Returns as of when, once that is durable.
+    fn mark(&self) -> Result<CommitTs> {
+        let ts = self.commit_small(TICK, &[])?;
+        if let Some(log) = self.log.get() {
+            log.wait_durable(ts, || Ok(()))?;
+        }
+        Ok(ts)
     }
 
     /// Says to other hosts that this process ends by itself, or puts another in its place: the one that took over from it need

@@ -7,6 +7,7 @@
 //! A primary that writes nothing more says no later floor for a while. So the host says in its page what is waited for, and the
 //! primary puts a mark behind it.
 
+use super::waiters::{Answer, Waiters, answer, closing};
 use super::{HostRole, Roles};
 use crate::{Database, Lsn};
 use parking_lot::Mutex;
@@ -16,18 +17,9 @@ use tidepool_base::{Error, Result, SqlState};
 use tidepool_log::LogPosition;
 use tidepool_pool::layout::HostNumber;
 
-type Told = Box<dyn FnOnce(Result<()>) + Send>;
-
-struct Waiter {
-    number: u64,
-    position: Lsn,
-    told: Told,
-}
-
 #[derive(Default)]
 struct Waiting {
-    waiters: Vec<Waiter>,
-    next: u64,
+    waiters: Waiters<Lsn>,
     stopped: bool,
 }
 
@@ -51,7 +43,7 @@ impl Drop for PositionWait {
         if let Some(roles) = self.roles.upgrade() {
             let positions = &roles.positions;
             let mut waiting = positions.waiting.lock();
-            waiting.waiters.retain(|waiter| waiter.number != self.number);
+            waiting.waiters.remove(self.number);
             positions.has_waiters.store(!waiting.waiters.is_empty(), Ordering::SeqCst);
         }
     }
@@ -66,42 +58,42 @@ impl Positions {
         // Before the look whether anybody waits, who looks at this after it said so.
         self.shown.store(shown.0, Ordering::SeqCst);
         if self.has_waiters.load(Ordering::SeqCst) {
-            self.tell(|waiter| waiter.position <= shown, &|| Ok(()));
+            self.answer(|waiters| waiters.take_up_to(shown), &Ok(()));
         }
     }
 
-    fn tell(&self, is_told: impl Fn(&Waiter) -> bool, outcome: &dyn Fn() -> Result<()>) {
-        let told: Vec<Waiter> = {
+    fn answer(&self, take: impl FnOnce(&mut Waiters<Lsn>) -> Vec<Answer>, outcome: &Result<()>) {
+        let taken = {
             let mut waiting = self.waiting.lock();
-            let told = waiting.waiters.extract_if(.., |waiter| is_told(waiter)).collect();
+            let taken = take(&mut waiting.waiters);
             self.has_waiters.store(!waiting.waiters.is_empty(), Ordering::SeqCst);
-            told
+            taken
         };
-        told.into_iter().for_each(|waiter| (waiter.told)(outcome()));
+        answer(taken, outcome);
+    }
+
+    fn answer_all(&self, outcome: &Result<()>) {
+        self.answer(Waiters::take_all, outcome);
     }
 
     /// Tells all that wait, and takes nobody any more.
     pub(super) fn stop(&self) {
         self.waiting.lock().stopped = true;
-        self.tell(|_| true, &|| Err(closing()));
+        self.answer_all(&Err(closing()));
     }
-}
-
-fn closing() -> Error {
-    Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")
 }
 
 impl Roles {
     /// The role is another: whoever takes over has read all that there was.
     pub(super) fn positions_in(&self, role: HostRole) {
         match role {
-            HostRole::Primary => self.positions.tell(|_| true, &|| Ok(())),
-            HostRole::Fenced => self.positions.tell(|_| true, &|| {
-                Err(Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over"))
-            }),
+            HostRole::Primary => self.positions.answer_all(&Ok(())),
+            HostRole::Fenced => self
+                .positions
+                .answer_all(&Err(Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over"))),
             HostRole::Failed => {
                 let failure = self.state.lock().progress.failure.clone();
-                self.positions.tell(|_| true, &|| Err(failure.clone().unwrap_or_else(closing)));
+                self.positions.answer_all(&Err(failure.unwrap_or_else(closing)));
             }
             HostRole::Alone | HostRole::Following | HostRole::TakingOver => {}
         }
@@ -141,11 +133,9 @@ impl Database {
                 told(Err(closing()));
                 return None;
             }
-            waiting.next += 1;
-            let number = waiting.next;
-            waiting.waiters.push(Waiter { number, position, told: Box::new(told) });
+            let number = waiting.waiters.add(position, Box::new(told));
             positions.has_waiters.store(true, Ordering::SeqCst);
-            let wanted = waiting.waiters.iter().map(|waiter| waiter.position.0).max().unwrap_or(0);
+            let wanted = waiting.waiters.furthest().map_or(0, |position| position.0);
             // Under the lock, so that the furthest stays there.
             if let Err(error) = roles.host.say(HostNumber::Wanted, wanted) {
                 tracing::debug!(%error, "the primary is not told what is waited for");

@@ -7,7 +7,6 @@
 use super::readers::Bounds;
 use super::{HostRole, Roles};
 use crate::Database;
-use crate::durability::redo::TICK;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -125,7 +124,7 @@ impl Roles {
         };
         let is_due = marked.is_none_or(|marked| marked.elapsed() >= MARK_AGAIN);
         if is_due && CommitTs(number(HostNumber::AppliedTs)?) < *shows {
-            database.commit_small(TICK, &[]).and_then(|ts| log.wait_durable(ts, || Ok(())))?;
+            database.mark()?;
             *marked = Some(Instant::now());
         }
         Ok(())

@@ -11,14 +11,14 @@
 
 use super::readers::is_reader;
 use super::standby_names::{Choice, StandbyNames};
+use super::waiters::{Waiters, answer, closing};
 use super::{HostRole, Roles};
 use crate::Database;
-use crate::durability::redo::TICK;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_base::{CommitTs, Error, Result};
 use tidepool_pool::layout::HostNumber;
 use tidepool_pool::pool::HostView;
 use tidepool_pool::words::{Host, HostState};
@@ -58,19 +58,10 @@ impl SyncState {
     }
 }
 
-type Told = Box<dyn FnOnce(Result<()>) + Send>;
-
-struct Waiter {
-    number: u64,
-    ts: CommitTs,
-    told: Told,
-}
-
 #[derive(Default)]
 struct State {
     names: Option<Arc<StandbyNames>>,
-    waiters: Vec<Waiter>,
-    next: u64,
+    waiters: Waiters<CommitTs>,
     /// The last one came then.
     last_came: Option<Instant>,
     /// The thread is there.
@@ -96,7 +87,7 @@ pub struct StandbyWait {
 impl Drop for StandbyWait {
     fn drop(&mut self) {
         if let Some(roles) = self.roles.upgrade() {
-            roles.synchronous.state.lock().waiters.retain(|waiter| waiter.number != self.number);
+            roles.synchronous.state.lock().waiters.remove(self.number);
         }
     }
 }
@@ -131,11 +122,10 @@ impl Synchronous {
         let waiters = {
             let mut state = self.state.lock();
             state.stopped = true;
-            std::mem::take(&mut state.waiters)
+            state.waiters.take_all()
         };
         self.changed.notify_all();
-        let closing = || Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed");
-        waiters.into_iter().for_each(|waiter| (waiter.told)(Err(closing())));
+        answer(waiters, &Err(closing()));
     }
 }
 
@@ -211,10 +201,10 @@ impl Database {
             let mut state = synchronous.state.lock();
             synchronous.has_names.store(names.is_some(), Ordering::Release);
             state.names = names;
-            if state.names.is_none() { std::mem::take(&mut state.waiters) } else { Vec::new() }
+            if state.names.is_none() { state.waiters.take_all() } else { Vec::new() }
         };
         synchronous.changed.notify_all();
-        released.into_iter().for_each(|waiter| (waiter.told)(Ok(())));
+        answer(released, &Ok(()));
         Ok(())
     }
 
@@ -241,11 +231,8 @@ impl Database {
                 told(Ok(()));
                 return Ok(None);
             }
-            state.next += 1;
             state.last_came = Some(Instant::now());
-            let number = state.next;
-            state.waiters.push(Waiter { number, ts, told: Box::new(told) });
-            number
+            state.waiters.add(ts, Box::new(told))
         };
         // From here on it is taken back where nobody will tell it.
         let wait = StandbyWait { roles: Arc::downgrade(roles), number };
@@ -278,13 +265,13 @@ fn serve(roles: &Arc<Roles>, database: &Weak<Database>) {
                 return;
             }
             let Some(names) = state.names.clone() else { continue };
-            let wanted = state.waiters.iter().map(|waiter| waiter.ts).max().unwrap_or(CommitTs(0));
+            let wanted = state.waiters.furthest().unwrap_or(CommitTs(0));
             (names, wanted, state.last_came.unwrap_or_else(Instant::now))
         };
         if let HostRole::Fenced | HostRole::Failed = roles.role() {
             let error = roles.fence();
-            let waiters = std::mem::take(&mut roles.synchronous.state.lock().waiters);
-            waiters.into_iter().for_each(|waiter| (waiter.told)(Err(error.clone())));
+            let waiters = roles.synchronous.state.lock().waiters.take_all();
+            answer(waiters, &Err(error));
             continue;
         }
         let is_known = |known: &(Arc<StandbyNames>, Instant, Vec<Candidate>)| {
@@ -300,13 +287,13 @@ fn serve(roles: &Arc<Roles>, database: &Weak<Database>) {
             Ok(applied) => {
                 failing = false;
                 let applied = applied.unwrap_or(CommitTs(0));
-                let told: Vec<Waiter> = {
+                let reached = {
                     let mut state = roles.synchronous.state.lock();
-                    // Others have been named meanwhile.
+                    // Otherwise others have been named meanwhile.
                     let is_same = state.names.as_ref() == Some(&names);
-                    state.waiters.extract_if(.., |waiter| is_same && waiter.ts <= applied).collect()
+                    if is_same { state.waiters.take_up_to(applied) } else { Vec::new() }
                 };
-                told.into_iter().for_each(|waiter| (waiter.told)(Ok(())));
+                answer(reached, &Ok(()));
                 if applied >= wanted {
                     continue;
                 }
@@ -319,7 +306,7 @@ fn serve(roles: &Arc<Roles>, database: &Weak<Database>) {
         }
         if marked < wanted && since.elapsed() >= MARK_AFTER {
             let Some(database) = database.upgrade() else { return };
-            match mark(&database) {
+            match database.mark() {
                 Ok(ts) => marked = ts,
                 // The log says what is wrong with it; commits that come are told.
                 Err(_) => marked = wanted,
@@ -331,13 +318,4 @@ fn serve(roles: &Arc<Roles>, database: &Weak<Database>) {
             roles.synchronous.changed.wait_for(&mut state, interval);
         }
     }
-}
-
-/// Says to those who follow that all commits so far are there.
-fn mark(database: &Database) -> Result<CommitTs> {
-    let ts = database.commit_small(TICK, &[])?;
-    if let Some(log) = database.log.get() {
-        log.wait_durable(ts, || Ok(()))?;
-    }
-    Ok(ts)
 }
