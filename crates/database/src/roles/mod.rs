@@ -473,9 +473,8 @@ impl Database {
         let roles = self.roles.as_ref().filter(|roles| roles.role().is_in_recovery()).ok_or_else(not_in_recovery)?;
         let end = Instant::now() + wait;
         let mut state = roles.state.lock();
-        if let Some(refusal) = state.refusal.take() {
-            return Err(refusal);
-        }
+        // What was in the way of an earlier try may be gone.
+        state.refusal = None;
         state.is_asked = true;
         roles.changed.notify_all();
         loop {
