@@ -44,6 +44,52 @@ async fn caught_up(writer: &Client, reader: &Client) {
     }
 }
 
+/// Wherever it dies while it follows or is promoted, the same command starts it again, and it has all that the folder has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_dies_at_any_point_is_started_again_and_promoted() {
+    let here = Cluster::new();
+    let data = here.folder.path().join("data");
+    let primary = here.start("h1", "primary", &["--data", data.to_str().unwrap()]);
+    let writer = connect(&primary.url).await;
+    writer.batch_execute(LOAD).await.unwrap();
+    until(&writer, "SELECT complete FROM tidepool.second_tier", "t").await;
+    writer.batch_execute("CHECKPOINT; CREATE TABLE later (id int PRIMARY KEY)").await.unwrap();
+    writer.batch_execute("INSERT INTO later SELECT x FROM generate_series(1, 500) AS g(x)").await.unwrap();
+    let all = one(&writer, ALL).await;
+    primary.signal(libc::SIGTERM);
+    primary.wait();
+    for point in tidepool_database::COPY_CRASH_POINTS {
+        let elsewhere = Cluster::new();
+        let mut command = command(&elsewhere, "c1", "copy", &data);
+        command.env(tidepool_base::CRASH_POINT_VARIABLE, point);
+        // At the first point it dies before it is ready.
+        if let Ok(copy) = Serving::start(command) {
+            let promoted = tidepool().args(["promote", &copy.url]).output().unwrap();
+            assert!(!promoted.status.success(), "{point} was not reached");
+            let (ended, log) = copy.wait();
+            assert!(!ended, "{point}: {log}");
+        } else {
+            assert_eq!(*point, "copy.applied");
+        }
+        let copy = start_copy(&elsewhere, "c1", &data);
+        let client = connect(&copy.url).await;
+        if one(&client, "SELECT pg_is_in_recovery()").await == "t" {
+            assert_eq!(one(&client, ALL).await, all, "{point}");
+            let promoted = tidepool().args(["promote", &copy.url]).output().unwrap();
+            assert!(promoted.status.success(), "{point}: {}", text(&promoted.stderr));
+        } else {
+            assert_eq!(*point, "role.founded", "it was primary before anybody could write");
+        }
+        let client = connect(&copy.url).await;
+        assert_eq!(one(&client, ALL).await, all, "{point}");
+        client.batch_execute("INSERT INTO later VALUES (1000)").await.unwrap();
+        copy.signal(libc::SIGTERM);
+        copy.wait();
+        let checked = tidepool().args(["pool", "check", &pool(elsewhere.folder.path()), "--deep"]).output().unwrap();
+        assert!(checked.status.success(), "{point}: {}", text(&checked.stdout));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_outlives_its_primary_and_that_ones_pool() {
     let (here, elsewhere) = (Cluster::new(), Cluster::new());
