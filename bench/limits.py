@@ -41,6 +41,7 @@ LONG = {
     "sort of texts": "SELECT l_comment FROM lineitem ORDER BY l_comment DESC, l_orderkey OFFSET 5000000",
     "distinct in groups": "SELECT l_returnflag, count(DISTINCT l_comment), count(DISTINCT l_extendedprice) FROM lineitem GROUP BY l_returnflag",
     "a text of every row": "SELECT length(string_agg(l_comment, ',' ORDER BY l_comment)) FROM lineitem",
+    # What it takes after the cancel is the client's: it receives what is on its way, and lets go of all the rows that it has.
     "all rows to the client": "SELECT * FROM lineitem",
     "insert": "INSERT INTO copy SELECT * FROM lineitem",
     "update": "UPDATE orders SET o_totalprice = o_totalprice + 1",

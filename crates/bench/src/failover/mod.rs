@@ -111,6 +111,12 @@ pub async fn run_failover(args: &BenchArgs) -> Result<ExitCode> {
     if connections == 0 || connections > 1000 {
         return Err(invalid("there must be between 1 and 1000 connections"));
     }
+    if options.pause_max == 0 {
+        return Err(invalid("the longest pause must be at least 1 ms"));
+    }
+    if options.signal == Signal::Pause && !options.host.is_empty() {
+        return Err(invalid("hosts of a cluster that others run cannot be paused"));
+    }
     if options.kills == 0 {
         return Err(invalid("a host must be killed at least once"));
     }
@@ -146,12 +152,13 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
     drop(admin);
     let clients = Clients::start(connections, login, cluster.addresses());
     until(|| clients.are_at_work(), "a client did not begin").await?;
-    let (mut kills, mut pauses, mut false_failovers) = (Vec::new(), 0, 0);
-    let is_pause = options.signal == Signal::Pause;
-    if is_pause {
-        (pauses, false_failovers) = (options.kills, pause(&cluster, login, options).await?);
-    }
-    for kill in 1..=if is_pause { 0 } else { options.kills } {
+    let (ends, pauses) = match options.signal {
+        Signal::Kill | Signal::Stop => (options.kills, 0),
+        Signal::Pause => (0, options.kills),
+    };
+    let false_failovers = pause(&cluster, login, pauses, options.pause_max).await?;
+    let mut kills = Vec::new();
+    for kill in 1..=ends {
         let primary = cluster.ready(login).await?;
         clients.look_at(cluster.addresses());
         // Not in step with anything that a host does at intervals.
@@ -199,8 +206,7 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
 }
 
 /// Pauses hosts, two of three times the one that takes writes: how often another one took over.
-async fn pause(cluster: &Cluster, login: &Login, options: &FailoverArgs) -> Result<usize> {
-    let pauses = options.kills;
+async fn pause(cluster: &Cluster, login: &Login, pauses: usize, longest_ms: u64) -> Result<usize> {
     let mut primary = cluster.ready(login).await?;
     let (mut random, mut taken_over) = (crate::random::Random::new(1), 0);
     for number in 1..=pauses {
@@ -209,7 +215,7 @@ async fn pause(cluster: &Cluster, login: &Login, options: &FailoverArgs) -> Resu
             _ => Some(primary.clone()),
         };
         let paused = paused.ok_or_else(|| Error::internal("there is one host alone"))?;
-        let time = Duration::from_millis(1 + random.below(options.pause_max));
+        let time = Duration::from_millis(1 + random.below(longest_ms));
         cluster.pause(&paused, time).await?;
         tokio::time::sleep(Duration::from_millis(random.below(BETWEEN.as_millis() as u64))).await;
         let now = cluster.ready(login).await?;

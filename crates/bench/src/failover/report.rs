@@ -38,33 +38,20 @@ fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
         },
         result.connections,
     )?;
+    let rows = format!(
+        "Of {} acknowledged rows {} are lost; {} statements ended without an answer, {} of them are there; {} rows are there \
+         that nobody wrote.",
+        result.acknowledged, result.lost, result.in_doubt, result.in_doubt_there, result.invented
+    );
     if result.signal == Signal::Pause {
-        writeln!(
-            text,
-            "Another host took over **{} times**. Of {} acknowledged rows {} are lost; {} statements ended without an answer, \
-             {} of them are there; {} rows are there that nobody wrote.",
-            result.false_failovers,
-            result.acknowledged,
-            result.lost,
-            result.in_doubt,
-            result.in_doubt_there,
-            result.invented
-        )?;
+        writeln!(text, "Another host took over **{} times**. {rows}", result.false_failovers)?;
         return failures(result, text);
     }
     writeln!(
         text,
         "From the kill to a client's first acknowledgement of a statement that it began afterwards: p50 **{:.1} ms**, \
-         p99 **{:.1} ms**, longest {:.1} ms. Of {} acknowledged rows {} are lost; {} statements ended without an answer, {} \
-         of them are there; {} rows are there that nobody wrote.\n",
-        result.p50_ms,
-        result.p99_ms,
-        result.max_ms,
-        result.acknowledged,
-        result.lost,
-        result.in_doubt,
-        result.in_doubt_there,
-        result.invented
+         p99 **{:.1} ms**, longest {:.1} ms. {rows}\n",
+        result.p50_ms, result.p99_ms, result.max_ms
     )?;
     writeln!(text, "| kill | first client, ms | p50 | last client |")?;
     writeln!(text, "| ---: | ---: | ---: | ---: |")?;
