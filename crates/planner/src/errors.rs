@@ -5,7 +5,7 @@
 mod words;
 
 use datafusion::arrow::error::ArrowError;
-use datafusion::common::{Column, DataFusionError, SchemaError};
+use datafusion::common::{DataFusionError, SchemaError};
 use tidepool_base::{Error, SqlState, nearest};
 
 /// Carries a Tidepool error through DataFusion and Arrow unharmed.
@@ -249,8 +249,9 @@ fn from_schema(error: &SchemaError) -> Error {
                 None => Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{}\" does not exist", field.name)),
             };
             // A name with this mark is ours, of an output that cannot be named here.
-            let may_be_meant = |valid: &&Column| !valid.name.starts_with('\u{1}');
-            match valid_fields.iter().filter(may_be_meant).find(|valid| near(&valid.name, &field.name)) {
+            let may_be_meant = || valid_fields.iter().filter(|valid| !valid.name.starts_with('\u{1}'));
+            let meant = nearest(&field.name, may_be_meant().map(|valid| valid.name.as_str()));
+            match meant.and_then(|name| may_be_meant().find(|valid| valid.name == name)) {
                 Some(valid) => {
                     let name = match &valid.relation {
                         Some(relation) => format!("{}.{}", relation.table(), valid.name),
@@ -272,19 +273,6 @@ fn from_schema(error: &SchemaError) -> Error {
             Error::new(SqlState::DUPLICATE_COLUMN, format!("column \"{name}\" specified more than once"))
         }
     }
-}
-
-/// One edit apart, or the same but for case.
-fn near(left: &str, right: &str) -> bool {
-    if left.eq_ignore_ascii_case(right) {
-        return true;
-    }
-    if left.len().abs_diff(right.len()) > 1 || left.len() < 3 {
-        return false;
-    }
-    let prefix = left.bytes().zip(right.bytes()).take_while(|(l, r)| l == r).count();
-    let suffix = left.bytes().rev().zip(right.bytes().rev()).take_while(|(l, r)| l == r).count();
-    prefix + suffix + 1 >= left.len().max(right.len())
 }
 
 fn from_plan(message: &str) -> Error {

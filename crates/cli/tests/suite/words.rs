@@ -2,6 +2,7 @@
 
 use crate::account::lines;
 use crate::server::TestServer;
+use tokio_postgres::error::ErrorPosition;
 
 /// Parts of words that mean something only to who knows the libraries.
 const INTERNAL: [&str; 26] = [
@@ -228,4 +229,81 @@ async fn plans_are_documents_too() {
     assert!(xml.starts_with("<explain xmlns") && xml.ends_with("</explain>"), "{xml}");
     let error = client.batch_execute("EXPLAIN (FORMAT HTML) SELECT 1").await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "22023");
+}
+
+/// Where PostgreSQL says that the name is which an error is about: the part of the text from there on. Empty: it says nothing.
+const NAMED: [(&str, &str); 44] = [
+    ("SELECT * FROM tripz", "tripz"),
+    ("SELECT * FROM public.tripz", "public.tripz"),
+    ("SELECT * FROM nosuch.tripz", "nosuch.tripz"),
+    ("SELECT * FROM trips NATURAL JOIN dd", "dd"),
+    ("INSERT INTO tripz VALUES (1)", "tripz VALUES (1)"),
+    ("UPDATE tripz SET a = 1", "tripz SET a = 1"),
+    ("DELETE FROM tripz", "tripz"),
+    ("DROP TABLE tripz", ""),
+    ("TRUNCATE tripz", ""),
+    ("SELECT a FROM trips WHERE zz > 1", "zz > 1"),
+    ("SELECT trips.x FROM trips", "trips.x FROM trips"),
+    ("SELECT \"Note\" FROM trips", "\"Note\" FROM trips"),
+    ("SELECT t.note, é FROM trips t", "é FROM trips t"),
+    ("SELECT 'x' AS zz, zz FROM trips", "zz FROM trips"),
+    ("SELECT a FROM trips ORDER BY bb", "bb"),
+    ("SELECT count(*) FROM trips GROUP BY zz", "zz"),
+    ("SELECT * FROM trips JOIN d ON zz = 1", "zz = 1"),
+    ("SELECT * FROM trips JOIN d ON d.zz = trips.a", "d.zz = trips.a"),
+    ("SELECT a FROM trips, d", "a FROM trips, d"),
+    ("SELECT z.a FROM trips t", "z.a FROM trips t"),
+    ("SELECT trips.*, zz.* FROM trips", "zz.* FROM trips"),
+    ("WITH x AS (SELECT zz FROM trips) SELECT * FROM x", "zz FROM trips) SELECT * FROM x"),
+    ("SELECT * FROM trips, (SELECT qq FROM d) s", "qq FROM d) s"),
+    ("SELECT a, count(*) FROM trips GROUP BY note", "a, count(*) FROM trips GROUP BY note"),
+    ("SELECT a FROM trips UNION SELECT zz FROM d", "zz FROM d"),
+    ("SELECT * FROM trips WHERE a IN (SELECT zz FROM d)", "zz FROM d)"),
+    ("INSERT INTO trips (b) VALUES (1)", "b) VALUES (1)"),
+    ("INSERT INTO d (id, a) VALUES (1, zz)", "zz)"),
+    ("INSERT INTO d VALUES (1, 'x') RETURNING zz", "zz"),
+    ("UPDATE trips SET q = 1", "q = 1"),
+    ("UPDATE trips SET a = zz", "zz"),
+    ("DELETE FROM trips WHERE zz = 1", "zz = 1"),
+    ("CREATE TABLE made AS SELECT zz FROM trips", "zz FROM trips"),
+    ("CREATE VIEW seen AS SELECT zz FROM trips", "zz FROM trips"),
+    ("EXPLAIN SELECT zz FROM trips", "zz FROM trips"),
+    ("CREATE INDEX ON trips (zz)", ""),
+    ("ALTER TABLE trips DROP COLUMN zz", ""),
+    ("SELECT lowr(note) FROM trips", "lowr(note) FROM trips"),
+    ("SELECT public.lowr(1)", "public.lowr(1)"),
+    ("SELECT note = 1 FROM trips", "= 1 FROM trips"),
+    ("SELECT a::intt FROM trips", "intt FROM trips"),
+    ("SELECT CAST(a AS intt) FROM trips", "intt) FROM trips"),
+    ("CREATE TABLE made (a intt)", "intt)"),
+    ("SELECT sum(a) OVER w FROM trips", "w FROM trips"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_about_names_have_positions() {
+    let (_server, client) = TestServer::start_connected().await;
+    client
+        .batch_execute("CREATE TABLE trips (a int, note text); CREATE TABLE d (id bigint PRIMARY KEY, a text)")
+        .await
+        .unwrap();
+    let mut wrong = Vec::new();
+    // A position counts from the beginning of all that the client sent.
+    for before in ["", "SELECT 'é'; "] {
+        for (sql, from) in NAMED {
+            let text = format!("{before}{sql}");
+            let error = client.batch_execute(&text).await.unwrap_err();
+            let error = error.as_db_error().unwrap();
+            let found = match error.position() {
+                Some(ErrorPosition::Original(position)) => text.chars().skip(*position as usize - 1).collect(),
+                _ => String::new(),
+            };
+            if found != from {
+                wrong.push(format!("{text}\n  {} at \"{found}\", not at \"{from}\"", error.message()));
+            }
+        }
+    }
+    // And so it does where a statement is prepared.
+    let error = client.prepare("SELECT note, zz FROM trips").await.unwrap_err();
+    assert_eq!(error.as_db_error().unwrap().position(), Some(&ErrorPosition::Original(14)));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -17,6 +17,10 @@ pub fn known(message: &str) -> Option<Error> {
     if let Some(name) = between(message, "The window ", " is not defined") {
         return of(SqlState::UNDEFINED_OBJECT, format!("window \"{name}\" does not exist"));
     }
+    if let Some(name) = message.strip_prefix("Invalid qualifier ") {
+        let name = name.trim_matches('"');
+        return of(SqlState::UNDEFINED_TABLE, format!("missing FROM-clause entry for table \"{name}\""));
+    }
     if let Some(value) = between(message, "between 0.0 and 1.0 inclusive, ", " is invalid") {
         return of(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("percentile value {value} is not between 0 and 1"));
     }

@@ -12,6 +12,7 @@ mod comment;
 pub mod current;
 mod cursor;
 mod dialect;
+mod error_position;
 mod extensions;
 mod indexes;
 mod literals;
@@ -101,9 +102,10 @@ impl Statement {
         self.0.command.as_ref().unwrap_or(&Command::Empty)
     }
 
-    /// Moves a position within this statement to one within the client's whole text.
+    /// Moves a position within this statement to one within the client's whole text. An error about a name that has no position gets
+    /// that of the name.
     pub(crate) fn place(&self, error: Error) -> Error {
-        match error.position() {
+        match error.position().or_else(|| error_position::of_name(&self.0.text, self.command(), &error)) {
             Some(position) => {
                 let position = position + self.0.offset;
                 error.with_position(position)
