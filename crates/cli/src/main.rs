@@ -5,6 +5,7 @@ mod config;
 mod device;
 mod log;
 mod pool;
+mod readers;
 mod roles;
 mod rows;
 mod serve;

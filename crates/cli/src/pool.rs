@@ -32,6 +32,8 @@ enum Action {
     Check(CheckArgs),
     /// Show the last events of a pool
     Events(EventsArgs),
+    /// Have so many readers of a database on this machine: starts or stops processes of `tidepool serve --role reader`
+    Readers(crate::readers::ReadersArgs),
     /// Free what a host owned that is dead and that no other host could confirm to be. Of a pool that is dealt out, without HOST:
     /// say that the machine that holds a slice is dead as a whole, or was started anew since
     Forget(ForgetArgs),
@@ -254,6 +256,7 @@ pub fn run(args: PoolArgs) -> Result<ExitCode> {
             print!("{}", show::events(&args.of.open(&args.place.location)?, args.limit)?);
             Ok(ExitCode::SUCCESS)
         }
+        Action::Readers(args) => crate::readers::run(&args),
         Action::Forget(args) => forget_host(&args),
         Action::Release(args) => release(&args),
         Action::Finalize(args) => {

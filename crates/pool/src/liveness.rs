@@ -208,6 +208,21 @@ impl Watcher {
     }
 }
 
+/// Whether a host's process is one of this kernel and namespace, so that its number means something here.
+pub fn is_here(text: &HostText) -> bool {
+    text.boot_id == system::boot_id() && text.process_namespace == system::process_namespace()
+}
+
+/// Asks a host's process to stop, and waits so long for its end. False if it has not ended, or is none of this kernel.
+pub fn stop(text: &HostText, wait: Duration) -> Result<bool> {
+    if !is_here(text) {
+        return Ok(false);
+    }
+    let Some(process) = system::Process::open(text.pid, text.start) else { return Ok(true) };
+    process.terminate().map_err(|error| Error::io(format_args!("stop process {}", text.pid), &error))?;
+    Ok(process.has_ended(i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)))
+}
+
 /// Another process of this kernel, or this one, holds the lock of a host's slot.
 pub fn is_lock_held(pool: &Pool, host: Host) -> Result<bool> {
     if pool.own().lock().contains(&host.slot) {

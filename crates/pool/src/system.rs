@@ -69,9 +69,18 @@ impl Process {
     }
 
     pub fn kill(&self) -> io::Result<()> {
+        self.send(libc::SIGKILL)
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) -> io::Result<()> {
+        self.send(libc::SIGTERM)
+    }
+
+    fn send(&self, signal: i32) -> io::Result<()> {
         // SAFETY: an open descriptor, and no structure.
         let rc = unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), libc::SIGKILL, std::ptr::null::<u8>(), 0)
+            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, std::ptr::null::<u8>(), 0)
         };
         if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

@@ -42,8 +42,9 @@ pub(crate) async fn connect(url: &str) -> Client {
     try_connect(url).await.unwrap()
 }
 
-/// As `connect`, where a primary that was taken over from may still accept: it answers nothing but that, and to connect again.
-async fn connect_soon(url: &str) -> Client {
+/// As `connect`, where a primary that was killed or taken over from may still accept: it resets the connection, or answers nothing but
+/// that it has been taken over from, and to connect again.
+pub(crate) async fn connect_soon(url: &str) -> Client {
     let start = Instant::now();
     loop {
         let answered = async {
@@ -58,7 +59,7 @@ async fn connect_soon(url: &str) -> Client {
     }
 }
 
-async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
+pub(crate) async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
@@ -151,7 +152,7 @@ async fn clients_of_a_killed_primary_learn_at_once_and_find_the_next_where_it_wa
     until(&follower, "SELECT count(*) FROM t", "4").await;
     second.signal(libc::SIGKILL);
     for url in [&first.url, &second.url, &third.url] {
-        let client = connect(url).await;
+        let client = connect_soon(url).await;
         assert_eq!(one(&client, "SELECT count(*) FROM t").await, "4", "{url}");
     }
 }

@@ -1,7 +1,8 @@
 //! Readers beside the servers of a database in a pool: what their clients see while primaries come and go, and that nobody waits for
 //! a reader that is stopped or killed.
 
-use crate::failover::{Cluster, connect, is_stopped, one, until};
+use crate::cli::tidepool;
+use crate::failover::{Cluster, connect, connect_soon, is_stopped, one, pool, try_connect, until};
 use crate::server::code;
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ async fn readers_serve_through_a_fail_over_and_read_what_was_written() {
 
     // The primary is killed: the standby takes over, and not a reader. Readers' clients stay connected.
     first.signal(libc::SIGKILL);
-    let again = connect(&first.url).await;
+    let again = connect_soon(&first.url).await;
     assert_eq!(one(&again, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h2");
     again.batch_execute("INSERT INTO t VALUES (100, 'after')").await.unwrap();
     let written = one(&again, "SELECT pg_current_wal_lsn()").await;
@@ -113,4 +114,56 @@ async fn nobody_waits_for_a_reader_that_is_stopped_or_killed() {
     let next = cluster.start("r1", "reader", &[]);
     let client = connect(&next.url).await;
     until(&client, "SELECT count(*) FROM t", &count).await;
+}
+
+/// `tidepool pool readers`: what it prints, or its error.
+fn readers(cluster: &Cluster, count: &str, serve: &[&str]) -> Result<String, String> {
+    let logs = cluster.folder.path().to_str().unwrap();
+    let mut command = tidepool();
+    command.args(["pool", "readers", &pool(cluster.folder.path()), count, "--logs", logs, "--", "--near", "64MB"]);
+    let output = command.args(serve).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+/// Ends what a test that fails leaves behind.
+struct Readers<'c>(&'c Cluster);
+
+impl Drop for Readers<'_> {
+    fn drop(&mut self) {
+        let _ = readers(self.0, "0", &[]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_come_and_go_by_their_number() {
+    let cluster = Cluster::new();
+    let primary = cluster.start("h1", "primary", &[]);
+    let writer = connect(&primary.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    let far = ["--far", "pool:"];
+    let _readers = Readers(&cluster);
+    // One that was started in another way does not count, and stays.
+    let other = cluster.start("r1", "reader", &[]);
+    let started = readers(&cluster, "2", &far).unwrap();
+    let urls: Vec<&str> = started.lines().map(|line| line.split_once(" at ").unwrap().1).collect();
+    assert!(started.starts_with("reader-1 at ") && urls.len() == 2, "{started}");
+    for url in &urls {
+        until(&connect(url).await, "SELECT count(*) FROM t", "1").await;
+    }
+    // As many as there are already: they are shown, and nothing else happens.
+    let shown = readers(&cluster, "2", &far).unwrap();
+    assert_eq!(shown.lines().count(), 2, "{shown}");
+    let first = connect(urls[0]).await;
+    assert_eq!(one(&first, "SELECT count(*) FROM tidepool.hosts WHERE role = 'reader'").await, "3");
+    let left = readers(&cluster, "1", &far).unwrap();
+    assert!(left.starts_with("reader-2 is stopped\nreader-1 at "), "{left}");
+    assert_eq!(one(&first, "SELECT count(*) FROM t").await, "1");
+    assert!(try_connect(urls[1]).await.is_err());
+    // One that does not start is an error, in its words.
+    let error = readers(&cluster, "2", &["--far", "nowhere:"]).unwrap_err();
+    assert!(error.starts_with("error: reader-2 did not start: ") && error.contains("reader-2.log"), "{error}");
+    assert_eq!(readers(&cluster, "0", &far).unwrap(), "reader-1 is stopped\n");
+    until(&writer, "SELECT string_agg(name, ',') FROM tidepool.hosts WHERE role = 'reader'", "r1").await;
+    assert_eq!(one(&connect(&other.url).await, "SELECT count(*) FROM t").await, "1");
 }
