@@ -752,11 +752,16 @@ impl ConfigBuilder {
         builder.environment(variables)
     }
 
-    /// Of all this only the memory that is there and what it costs: the limit, `near`, `far`, profiles, the cache.
+    /// Of all this only the memory that is there and what it costs: the limit, `near`, `far`, the pool that they may be in, profiles, the
+    /// cache. The database has no role in the pool: nothing of it stays there.
     pub fn memory_only(self) -> ConfigBuilder {
-        let ConfigBuilder { memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, .. } = self;
+        let ConfigBuilder {
+            memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, pool, ..
+        } = self;
+        let PoolSpec { location, machine, slice, name, database, guard, .. } = pool;
+        let pool = PoolSpec { location, machine, slice, name, database, guard, ..PoolSpec::default() };
         let rest = ConfigBuilder::new();
-        ConfigBuilder { memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, ..rest }
+        ConfigBuilder { memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, pool, ..rest }
     }
 
     pub fn file(self, path: &Path) -> Result<ConfigBuilder> {

@@ -212,16 +212,43 @@ fn overload_is_bounded_and_loses_nothing() {
     assert!(output.status.success(), "{told}");
 }
 
-#[test]
-fn clients_of_a_killed_host_go_on_at_another() {
-    let folder = tempfile::tempdir().unwrap();
-    let pool = format!("file:{}", folder.path().join("pool").display());
-    let json = folder.path().join("failover.json");
+/// A new pool of 512 MB in a folder.
+fn new_pool(folder: &std::path::Path) -> String {
+    let pool = format!("file:{}", folder.join("pool").display());
     let create = Command::new(env!("CARGO_BIN_EXE_tidepool"))
         .args(["pool", "create", &pool, "--size", "512MB"])
         .output()
         .unwrap();
     assert!(create.status.success(), "{}", String::from_utf8_lossy(&create.stderr));
+    pool
+}
+
+#[test]
+fn a_benchmark_leases_far_memory_from_a_pool_and_gives_it_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = new_pool(folder.path());
+    let json = folder.path().join("tpch.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "tpch", "--sf", "0.01", "--placement", "both-far", "--profile", "none", "--repeat", "1"])
+        .args(["--near", "256MB", "--far", "pool:,size=400MB", "--json"])
+        .arg(&json)
+        .env("TIDEPOOL_POOL", &pool)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let spaces = result["tablespaces"].as_array().unwrap();
+    assert!(spaces.iter().any(|space| space["name"] == "far" && space["location"] == "pool:"), "{result}");
+    let list = Command::new(env!("CARGO_BIN_EXE_tidepool")).args(["pool", "list", &pool]).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    assert!(list.lines().any(|line| line.split_whitespace().take(2).eq(["free", "255"])), "{list}");
+}
+
+#[test]
+fn clients_of_a_killed_host_go_on_at_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = new_pool(folder.path());
+    let json = folder.path().join("failover.json");
     let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
         .args(["bench", "failover", "--kills", "3", "--connections", "4", "--near", "256MB", "--pool", &pool, "--json"])
         .arg(&json)
@@ -271,9 +298,10 @@ fn the_studies_of_far_memory_are_repeated() {
     let study = run(&["bench", "placement", "--sf", "0.01", "--profile", "fpga-prototype"]);
     let oltp = lines(&study["oltp"][0]["lines"], 4);
     assert_eq!(oltp.len(), 4);
-    for (title, traffic) in &oltp {
-        assert_eq!(title.ends_with("Both DRAM"), *traffic == 0.0, "{title}: {traffic}");
-    }
+    // So few transactions may run where others take the processors that caches hold all that one of the lines has far.
+    let (near, far): (Vec<_>, Vec<_>) = oltp.iter().partition(|(title, _)| title.ends_with("Both DRAM"));
+    assert!(near.len() == 1 && near[0].1 == 0.0, "{oltp:?}");
+    assert!(far.iter().any(|(_, traffic)| *traffic > 0.0), "{oltp:?}");
     assert!(study["i_config"][0]["profile"].as_str().unwrap().contains("of its link"), "{}", study["i_config"]);
     let y_config = &study["y_config"][0];
     for part in ["heap_far_separate", "main_far_separate", "heap_far_concurrent", "main_far_concurrent"] {
