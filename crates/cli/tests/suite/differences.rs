@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const MARK: &str = "differs:";
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/differences")
+    crate::crate_folder().join("tests/differences")
 }
 
 /// What is not as the file says it is: a line each.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// The repository's folder.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    crate::crate_folder().join("../..").canonicalize().unwrap()
 }
 
 /// Every text file of the repository, by its path from the root. What builds and tools leave there is passed over.

@@ -51,3 +51,9 @@ mod workload;
 
 #[global_allocator]
 static ALLOCATOR: tidepool_heap::TidepoolAllocator = tidepool_heap::TidepoolAllocator;
+
+/// The folder of this crate in the checkout whose tests run. What it was when they were compiled may be another checkout's: Cargo takes
+/// tests for fresh where several checkouts share a target folder.
+fn crate_folder() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}

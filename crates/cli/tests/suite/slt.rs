@@ -210,7 +210,7 @@ fn idle_database() -> String {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/slt")
+    crate::crate_folder().join("tests/slt")
 }
 
 pub fn files(folder: &Path, found: &mut Vec<PathBuf>) {
