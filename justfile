@@ -57,8 +57,8 @@ fuzz TARGET SECONDS="3600":
 nightly SECONDS="600":
     tests/nightly {{SECONDS}}
 
-# Every interleaving of the query heap's leases, and many of the page table's, the pool's words', the transactions', the log's, an
-# index's and the row store's. Apart, as the flag would rebuild everything.
+# Every interleaving of the query heap's leases, and many of the page table's, the pool's words', the transactions', the log's (group
+# commit, a pool's log with its writer, follower and successor, waiters for a position), an index's and the row store's. Apart, as the flag would rebuild everything.
 loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings

@@ -42,7 +42,6 @@
 
 #[cfg(not(loom))]
 mod archive;
-#[cfg(not(loom))]
 mod blocks;
 mod channel;
 mod config;
@@ -51,29 +50,29 @@ mod file_device;
 pub mod files;
 mod format;
 mod group;
+#[cfg(all(test, loom))]
+mod interleavings;
 mod log;
 mod memory_device;
 mod notes;
-#[cfg(not(loom))]
 mod pool_device;
+mod reached;
 mod recovery;
 mod room;
-#[cfg(not(loom))]
 mod seal;
 #[cfg(all(test, not(loom)))]
 mod simulated;
 mod sync;
-#[cfg(not(loom))]
 mod tail;
 #[cfg(not(loom))]
 mod take_over;
 #[cfg(not(loom))]
 mod tee;
+pub mod waiters;
 mod writer;
 
 #[cfg(not(loom))]
 pub use archive::{ArchiveState, Archiver, Archiving, DeviceSource, Oldest};
-#[cfg(not(loom))]
 pub use blocks::{Source, Verdict};
 pub use config::{LogConfig, NotesUse};
 pub use device::{LogDevice, LogSegment, NOTE_BYTES};
@@ -81,12 +80,10 @@ pub use file_device::FileDevice;
 pub use format::{DatabaseIdentity, LogPosition};
 pub use log::{Appender, Call, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
 pub use memory_device::MemoryDevice;
-#[cfg(not(loom))]
 pub use pool_device::{PoolDevice, PoolHost, PoolSource};
+pub use reached::Reached;
 pub use recovery::{LogEnd, Record, Recovery};
-#[cfg(not(loom))]
 pub use seal::{Sealed, seal_before};
-#[cfg(not(loom))]
 pub use tail::{Batch, Before, Begun, Next, Tail, TailRecord, Until};
 #[cfg(not(loom))]
 pub use take_over::{PoolTail, Primary, TakeOver};

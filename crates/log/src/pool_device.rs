@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_pool::layout::{SEGMENTS, TERMS};
+#[cfg(not(loom))]
 use tidepool_pool::member::Member;
 use tidepool_pool::memory::{Books, Bytes, Memory, Trouble};
 use tidepool_pool::words::{Contents, Database, End, Extent, Host, Kind, Owner, Reign, Seal, Segment as Entry, Term};
@@ -57,6 +58,7 @@ pub trait PoolHost: Send + Sync + Debug + 'static {
     fn missing(&self, extent: Extent) -> Error;
 }
 
+#[cfg(not(loom))]
 impl PoolHost for Member {
     type Memory = tidepool_pool::mapped::Mapped;
 

@@ -4,7 +4,7 @@
 pub(crate) use loom::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, yield_now},
 };
@@ -12,7 +12,7 @@ pub(crate) use loom::{
 pub(crate) use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, yield_now},
 };

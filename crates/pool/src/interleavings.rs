@@ -221,3 +221,19 @@ fn a_hold_and_a_return() {
         primary.join().unwrap();
     });
 }
+
+/// Bytes come into memory in their order, and are read so: of two blocks, each with a word of its own, the later is not seen without
+/// the one before.
+#[test]
+fn bytes_are_seen_in_their_order() {
+    model(|| {
+        let words: Arc<[AtomicU64; 2]> = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let other = Arc::clone(&words);
+        let writer = thread::spawn(move || sync::store_bytes(&other[..], &[7; 16]));
+        let mut bytes = [[0; 8]; 2];
+        sync::load_bytes(&words[1..], &mut bytes[1]);
+        sync::load_bytes(&words[..1], &mut bytes[0]);
+        assert!(bytes[1] == [0; 8] || bytes[0] == [7; 8], "a block without the one before it");
+        writer.join().unwrap();
+    });
+}

@@ -290,19 +290,14 @@ impl Bytes for Mapped {
 
     fn read_bytes(&self, extent: Extent, offset: usize, bytes: &mut [u8]) -> bool {
         let Some((_, _, words)) = self.words_of(extent, offset, bytes.len()) else { return false };
-        for (word, eight) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
-            *eight = sync::load_bytes(word);
-        }
-        sync::acquired();
+        sync::load_bytes(words, bytes);
         true
     }
 
     fn write_bytes(&self, extent: Extent, offset: usize, bytes: &[u8]) -> bool {
         assert!(!self.is_read_only, "the pool was opened to be read");
         let Some((part, at, words)) = self.words_of(extent, offset, bytes.len()) else { return false };
-        for (word, eight) in words.iter().zip(bytes.as_chunks::<8>().0) {
-            sync::store_bytes(word, *eight);
-        }
+        sync::store_bytes(words, bytes);
         persist(part, at, bytes.len());
         true
     }

@@ -24,19 +24,17 @@ pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// A word of bytes that another host may be writing. [`acquired`] stands behind the last of them.
-#[cfg(not(loom))]
-pub(crate) fn load_bytes(word: &AtomicU64) -> [u8; 8] {
-    word.load(Ordering::Relaxed).to_ne_bytes()
-}
-
-#[cfg(not(loom))]
-pub(crate) fn acquired() {
+/// Bytes that another host may be writing. Once this has returned, all is seen that their writer had stored before them.
+pub(crate) fn load_bytes(words: &[AtomicU64], bytes: &mut [u8]) {
+    for (word, eight) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
+        *eight = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
     fence(Ordering::Acquire);
 }
 
 /// Words of bytes are stored in their order.
-#[cfg(not(loom))]
-pub(crate) fn store_bytes(word: &AtomicU64, bytes: [u8; 8]) {
-    word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+pub(crate) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, eight) in words.iter().zip(bytes.as_chunks::<8>().0) {
+        word.store(u64::from_ne_bytes(*eight), Ordering::Release);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result};
 use tidepool_device::Location;
 use tidepool_pool::layout::Layout;
-use tidepool_pool::words::{Extent, Generation, Kind, Root};
+use tidepool_pool::words::{Extent, Generation, Kind, Owner, Root};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "as the real one")]
@@ -37,7 +37,11 @@ impl Member {
         match *self {}
     }
 
-    pub fn reclaim(&self, _: Extent, _: Generation) -> Result<bool> {
+    pub fn owner(&self, _: Extent) -> Result<Owner> {
+        match *self {}
+    }
+
+    pub fn reclaim(&self, _: Extent, _: Owner, _: Generation) -> Result<bool> {
         match *self {}
     }
 
@@ -60,6 +64,10 @@ impl Pool {
     }
 
     pub fn place(&self, _: Extent) -> Option<(usize, usize)> {
+        match *self {}
+    }
+
+    pub fn is_readers(&self) -> bool {
         match *self {}
     }
 

@@ -25,6 +25,7 @@
 // Only the models that loom checks have cells of their own.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
+mod appended;
 mod clock;
 #[cfg(all(test, loom))]
 mod model;
@@ -40,6 +41,7 @@ mod view;
 mod wait;
 mod worker;
 
+pub use appended::Appended;
 pub use clock::Clock;
 pub use retire::{Reclaim, Retired};
 pub use slots::{SLOTS_MAX, Status};

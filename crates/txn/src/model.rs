@@ -4,7 +4,7 @@
 //! loom's memory is weak: a load may find an old value unless something orders it, so a fence that is missing is missed.
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
-use crate::{Commit, Isolation, NEVER, Reads, Standing, Tag, Transactions, Validation, Worker};
+use crate::{Appended, Commit, Isolation, NEVER, Reads, Standing, Tag, Transactions, Validation, Worker};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -263,8 +263,8 @@ fn of_two_committers_that_read_what_the_other_writes_one_fails() {
 /// The log calls durable what is below the floor: by then it was appended.
 #[test]
 fn what_is_below_the_floor_was_appended() {
-    struct Appended<'a>(&'a AtomicU64);
-    impl Commit for Appended<'_> {
+    struct Work<'a>(&'a AtomicU64);
+    impl Commit for Work<'_> {
         fn reserve(&mut self) -> Result<()> {
             Ok(())
         }
@@ -290,9 +290,49 @@ fn what_is_below_the_floor_was_appended() {
         };
         writer.begin(Isolation::ReadCommitted).unwrap();
         writer.tag_to_write();
-        let c = writer.commit(&mut Appended(&appended)).unwrap().unwrap();
+        let c = writer.commit(&mut Work(&appended)).unwrap().unwrap();
         let (floor, seen) = other.join().unwrap();
         assert!(c >= floor || seen == c.0, "a commit below the floor was not in the log");
+    });
+}
+
+/// A statement that need not wait for the log shows no commit whose record is not durable. Here none ever is.
+#[test]
+fn what_is_shown_without_waiting_is_durable() {
+    struct Work<'a> {
+        versions: &'a Versions,
+        appended: &'a Appended,
+    }
+    impl Commit for Work<'_> {
+        fn reserve(&mut self) -> Result<()> {
+            Ok(())
+        }
+        fn append(&mut self, ts: CommitTs) {
+            self.appended.note(ts);
+        }
+        fn stamp(&mut self, ts: CommitTs, _: &Worker) {
+            self.versions.0[0].store(ts.0, Ordering::Release);
+        }
+    }
+    model(3, || {
+        let all = Transactions::starting_after(CommitTs(0));
+        let (mut writer, reader) = (all.worker().unwrap(), all.worker().unwrap());
+        let (versions, appended) = (Versions::new(1), Arc::new(Appended::default()));
+        let other = {
+            let (all, versions, appended) = (All::clone(&all), Arc::clone(&versions), Arc::clone(&appended));
+            thread::spawn(move || {
+                // Late, so that a commit may be below the floor.
+                all.clock().now();
+                let snapshot = reader.snapshot();
+                let waits = appended.may_be_shown(&all, snapshot.ts(), || CommitTs(0));
+                let is_seen = snapshot.sees(&all, &versions.0[0], 0);
+                assert!(waits || !is_seen, "a commit is shown that the log may lose");
+            })
+        };
+        writer.begin(Isolation::ReadCommitted).unwrap();
+        versions.write(0, &writer);
+        writer.commit(&mut Work { versions: &versions, appended: &appended }).unwrap().unwrap();
+        other.join().unwrap();
     });
 }
 
@@ -447,6 +487,26 @@ fn a_commit_after_the_promotion_is_seen_whole_and_after_all_that_was_applied() {
         all.promote(CommitTs(10));
         let c = write_two(&all, &mut writer, &versions);
         assert!(c > CommitTs(20));
+        other.join().unwrap();
+    });
+}
+
+/// Whoever finds that the process writes finds the log that was made ready for it: a commit looks at the clock, and then for the log.
+#[test]
+fn who_writes_after_the_promotion_finds_the_log() {
+    model(3, || {
+        let all = Transactions::following(CommitTs(5));
+        let log = Arc::new(AtomicUsize::new(0));
+        let other = {
+            let (all, log) = (All::clone(&all), Arc::clone(&log));
+            thread::spawn(move || {
+                if !all.clock().is_following() {
+                    assert_eq!(log.load(Ordering::Relaxed), 1, "a commit has no record");
+                }
+            })
+        };
+        log.store(1, Ordering::Relaxed);
+        all.promote(CommitTs(7));
         other.join().unwrap();
     });
 }

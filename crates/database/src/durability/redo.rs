@@ -30,13 +30,12 @@ use crate::durability::storage::SavedSchema;
 use crate::durability::transaction_ids::{LoggedId, TransactionIds};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{CommitTs, Error, Result, RoleId, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
 use tidepool_log::{Appender, Log, RecordKind};
 use tidepool_table::rows::patch::{self, Patch};
 use tidepool_table::rows::{Change, Replaced, WriteSet};
 use tidepool_table::{Placement, Table, TableDef};
-use tidepool_txn::{Commit, Validation, View, Worker};
+use tidepool_txn::{Appended, Commit, Validation, View, Worker};
 
 /// A committed transaction.
 pub(crate) const COMMIT: RecordKind = RecordKind(1);
@@ -227,11 +226,11 @@ pub(crate) struct Redo {
     is_ready: bool,
     /// Where another process may take over: the greatest timestamp that was appended, for those that may not show it before it
     /// is durable.
-    appended: Option<Arc<AtomicU64>>,
+    appended: Option<Arc<Appended>>,
 }
 
 impl Redo {
-    pub fn new(log: &Arc<Log>, appended: Option<Arc<AtomicU64>>) -> Result<Redo> {
+    pub fn new(log: &Arc<Log>, appended: Option<Arc<Appended>>) -> Result<Redo> {
         Ok(Redo { appender: log.appender()?, record: Vec::new(), kind: COMMIT, is_ready: false, appended })
     }
 
@@ -360,7 +359,7 @@ impl Redo {
         if std::mem::take(&mut self.is_ready) {
             if let Some(appended) = &self.appended {
                 // Before the commit's slot is free: whoever finds it so finds this.
-                appended.fetch_max(ts.0, Ordering::AcqRel);
+                appended.note(ts);
             }
             self.appender.append(ts, self.kind, &self.record);
         }

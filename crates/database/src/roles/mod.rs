@@ -48,7 +48,6 @@ mod tests;
 pub(crate) mod tier2;
 #[cfg(test)]
 mod tier2_tests;
-mod waiters;
 mod watch;
 #[cfg(test)]
 mod work;
@@ -60,7 +59,6 @@ use crate::durability::storage::Manifest;
 use crate::durability::tier1::Checkpoints;
 use crate::pool_host::PoolHost;
 use crate::roles::places::PoolPlaces;
-use crate::roles::positions::Positions;
 use crate::roles::synchronous::Synchronous;
 use crate::roles::tier2::SecondTier;
 use parking_lot::{Condvar, Mutex};
@@ -69,8 +67,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
-use tidepool_log::{DatabaseIdentity, LogPosition, PoolSource};
+use tidepool_log::{DatabaseIdentity, LogPosition, PoolSource, Reached};
 use tidepool_pool::words::{Extent, Host, HostState, Reign};
+use tidepool_txn::Appended;
 
 pub use copying::CopyState;
 pub use positions::PositionWait;
@@ -156,6 +155,11 @@ impl Default for FollowProgress {
     }
 }
 
+/// 57P01: what those hear that still wait.
+fn closing() -> Error {
+    Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")
+}
+
 /// Is told of each change of role, by the thread that made it. It does not wait for that thread.
 pub type RoleWatch = Box<dyn Fn(HostRole) + Send + Sync>;
 
@@ -192,7 +196,7 @@ pub(crate) struct Roles {
     reader_hold_max: Option<u64>,
     role: AtomicU8,
     /// The greatest timestamp that this process has appended to the log.
-    appended: Arc<AtomicU64>,
+    appended: Arc<Appended>,
     /// The one term in which this process is primary, once it is.
     reign: OnceLock<Reign>,
     /// Writes manifests from then on.
@@ -215,8 +219,8 @@ pub(crate) struct Roles {
     needed: AtomicU64,
     /// Commits that wait for standbys.
     synchronous: Synchronous,
-    /// Statements that wait for what was written elsewhere.
-    positions: Positions,
+    /// The position up to which this host shows the log, as [`Lsn`](crate::Lsn), and statements that wait for later ones.
+    positions: Reached,
     /// Of a copy of another pool's database, until it is promoted.
     copy: Mutex<Option<CopyState>>,
     /// The process takes over with what it brought from elsewhere, and no manifest has that yet.
@@ -258,7 +262,7 @@ impl Roles {
             fence_command: settings.fence_command.clone(),
             needed: AtomicU64::new(0),
             synchronous: Synchronous::new(settings.synchronous_standby_names.clone()),
-            positions: Positions::default(),
+            positions: Reached::default(),
             copy: Mutex::default(),
             is_founding: AtomicBool::new(false),
             ticks: Mutex::default(),
@@ -287,7 +291,7 @@ impl Roles {
         &self.places
     }
 
-    pub fn appended(&self) -> &Arc<AtomicU64> {
+    pub fn appended(&self) -> &Arc<Appended> {
         &self.appended
     }
 
@@ -383,7 +387,7 @@ impl Roles {
     /// Ends the threads. From one of them it does not wait for itself.
     pub fn stop(&self) {
         self.synchronous.stop();
-        self.positions.stop();
+        self.positions.stop(&Err(closing()));
         let threads = {
             let mut state = self.state.lock();
             state.stopped = true;
@@ -518,11 +522,7 @@ impl Database {
         if let Some(log) = self.log.get()
             && log.durable() < ts
         {
-            // First: all commits below it have been appended, so that the other says of them. What was decided and not
-            // appended yet is above.
-            let floor = self.transactions().floor();
-            let appended = CommitTs(roles.appended.load(Ordering::Acquire));
-            if floor <= ts || appended > log.durable() {
+            if roles.appended.may_be_shown(self.transactions(), ts, || log.durable()) {
                 log.wait_durable(ts, || Ok(()))?;
             }
         }

@@ -7,30 +7,12 @@
 //! A primary that writes nothing more says no later floor for a while. So the host says in its page what is waited for, and the
 //! primary puts a mark behind it.
 
-use super::waiters::{Answer, Waiters, answer, closing};
-use super::{HostRole, Roles};
+use super::{HostRole, Roles, closing};
 use crate::{Database, Lsn};
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_log::LogPosition;
 use tidepool_pool::layout::HostNumber;
-
-#[derive(Default)]
-struct Waiting {
-    waiters: Waiters<Lsn>,
-    stopped: bool,
-}
-
-/// Of a host of a database that lives in a pool.
-#[derive(Default)]
-pub(crate) struct Positions {
-    /// All up to here is shown, as [`Lsn`].
-    shown: AtomicU64,
-    has_waiters: AtomicBool,
-    waiting: Mutex<Waiting>,
-}
 
 /// A statement that waits. Dropped, it does not wait any more.
 pub struct PositionWait {
@@ -41,45 +23,8 @@ pub struct PositionWait {
 impl Drop for PositionWait {
     fn drop(&mut self) {
         if let Some(roles) = self.roles.upgrade() {
-            let positions = &roles.positions;
-            let mut waiting = positions.waiting.lock();
-            waiting.waiters.remove(self.number);
-            positions.has_waiters.store(!waiting.waiters.is_empty(), Ordering::SeqCst);
+            roles.positions.remove(self.number);
         }
-    }
-}
-
-impl Positions {
-    /// All up to there is shown from now on.
-    pub(super) fn show(&self, shown: Lsn) {
-        if self.shown.load(Ordering::Relaxed) == shown.0 && !self.has_waiters.load(Ordering::SeqCst) {
-            return;
-        }
-        // Before the look whether anybody waits, who looks at this after it said so.
-        self.shown.store(shown.0, Ordering::SeqCst);
-        if self.has_waiters.load(Ordering::SeqCst) {
-            self.answer(|waiters| waiters.take_up_to(shown), &Ok(()));
-        }
-    }
-
-    fn answer(&self, take: impl FnOnce(&mut Waiters<Lsn>) -> Vec<Answer>, outcome: &Result<()>) {
-        let taken = {
-            let mut waiting = self.waiting.lock();
-            let taken = take(&mut waiting.waiters);
-            self.has_waiters.store(!waiting.waiters.is_empty(), Ordering::SeqCst);
-            taken
-        };
-        answer(taken, outcome);
-    }
-
-    fn answer_all(&self, outcome: &Result<()>) {
-        self.answer(Waiters::take_all, outcome);
-    }
-
-    /// Tells all that wait, and takes nobody any more.
-    pub(super) fn stop(&self) {
-        self.waiting.lock().stopped = true;
-        self.answer_all(&Err(closing()));
     }
 }
 
@@ -101,7 +46,7 @@ impl Roles {
 
     /// What this host shows the log up to.
     pub(super) fn show_position(&self, database: &Database, position: LogPosition) {
-        self.positions.show(database.lsn_of(position));
+        self.positions.reach(database.lsn_of(position).0);
     }
 }
 
@@ -110,7 +55,7 @@ impl Database {
     #[inline]
     pub fn shows(&self, position: Lsn) -> bool {
         match &self.roles {
-            Some(roles) if self.is_following() => roles.positions.shown.load(Ordering::Acquire) >= position.0,
+            Some(roles) if self.is_following() => roles.positions.is_at(position.0),
             _ => true,
         }
     }
@@ -125,26 +70,21 @@ impl Database {
             told(Ok(()));
             return None;
         };
-        let positions = &roles.positions;
-        let number = {
-            let mut waiting = positions.waiting.lock();
-            if waiting.stopped {
-                drop(waiting);
-                told(Err(closing()));
-                return None;
-            }
-            let number = waiting.waiters.add(position, Box::new(told));
-            positions.has_waiters.store(true, Ordering::SeqCst);
-            let wanted = waiting.waiters.furthest().map_or(0, |position| position.0);
-            // Under the lock, so that the furthest stays there.
+        // Within the lock, so that the furthest stays there.
+        let furthest = |wanted: u64| {
             if let Err(error) = roles.host.say(HostNumber::Wanted, wanted) {
                 tracing::debug!(%error, "the primary is not told what is waited for");
             }
-            number
+        };
+        let number = match roles.positions.wait(position.0, Box::new(told), furthest) {
+            Ok(number) => number,
+            Err(told) => {
+                told(Err(closing()));
+                return None;
+            }
         };
         let wait = PositionWait { roles: Arc::downgrade(roles), number };
-        // What came between the look and the waiter is told here.
-        positions.show(Lsn(positions.shown.load(Ordering::SeqCst)));
+        // Who changes the role after this look finds the waiter.
         roles.positions_in(roles.role());
         Some(wait)
     }

@@ -11,14 +11,14 @@
 
 use super::readers::is_reader;
 use super::standby_names::{Choice, StandbyNames};
-use super::waiters::{Waiters, answer, closing};
-use super::{HostRole, Roles};
+use super::{HostRole, Roles, closing};
 use crate::Database;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result};
+use tidepool_log::waiters::{Waiters, answer};
 use tidepool_pool::layout::HostNumber;
 use tidepool_pool::pool::HostView;
 use tidepool_pool::words::{Host, HostState};

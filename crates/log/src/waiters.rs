@@ -1,12 +1,12 @@
 //! Statements and commits that wait for what hosts have applied, each until it is answered or goes away by itself.
 
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::Result;
 
 /// Is called once, with how the wait ended.
-pub(super) type Answer = Box<dyn FnOnce(Result<()>) + Send>;
+pub type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Those that wait for a point `P` in what is applied. Whoever owns it locks it, and calls answers without that lock.
-pub(super) struct Waiters<P> {
+pub struct Waiters<P> {
     waiting: Vec<(u64, P, Answer)>,
     next: u64,
 }
@@ -50,11 +50,6 @@ impl<P: Copy + Ord> Waiters<P> {
 }
 
 /// Answers all alike.
-pub(super) fn answer(answers: Vec<Answer>, outcome: &Result<()>) {
+pub fn answer(answers: Vec<Answer>, outcome: &Result<()>) {
     answers.into_iter().for_each(|answer| answer(outcome.clone()));
-}
-
-/// 57P01: what those hear that still wait.
-pub(super) fn closing() -> Error {
-    Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")
 }
