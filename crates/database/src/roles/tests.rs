@@ -10,7 +10,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tidepool_device::Location;
 use tidepool_pool::check::check;
+use tidepool_pool::liveness::forget;
+use tidepool_pool::member::{JoinOptions, Member};
 use tidepool_pool::pool::{CreateOptions, Pool};
+use tidepool_pool::words::{HostState, Kind, Role};
 
 pub(super) const WAIT: Duration = Duration::from_secs(60);
 
@@ -491,12 +494,8 @@ fn what_a_statement_shows_is_durable() {
     primary.close().unwrap();
 }
 
-/// A primary that beats no more and cannot be ended from here, as if it were on another machine.
-#[test]
-fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
-    use tidepool_pool::member::{JoinOptions, Member};
-    use tidepool_pool::words::{Kind, Role};
-    let place = Place::new();
+/// A primary that beats no more and cannot be ended from here, as if it were on another machine. It found ten rows.
+fn silent_primary(place: &Place) -> (Arc<Pool>, Member) {
     // It made the database, and had rows there.
     let database = place.open("before", PoolRole::Primary);
     create(&database, "t");
@@ -512,7 +511,55 @@ fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
     };
     let silent = Member::join(Arc::clone(&pool), &options).unwrap();
     let taken = silent.take_over(silent.reign().unwrap()).unwrap().unwrap();
-    let reign = silent.run(taken).unwrap().unwrap();
+    silent.run(taken).unwrap().unwrap();
+    (pool, silent)
+}
+
+fn opened_as_primary(config: Config) -> Arc<Database> {
+    let database = Database::open(config).unwrap();
+    while database.role() != HostRole::Primary {
+        database.wait_role(database.role(), WAIT);
+    }
+    assert_eq!(rows(&database, "t").len(), 10);
+    database
+}
+
+/// Nothing is known of it: what it owns stays its own, and everybody sees that, until an operator says that it is dead.
+#[test]
+fn a_primary_that_is_out_of_reach_is_suspect() {
+    let place = Place::new();
+    let (pool, silent) = silent_primary(&place);
+    let leased = silent.lease(Kind::Heap, 3).unwrap();
+    let host = silent.host();
+    let next = opened_as_primary(config_at(place.location(), "next", PoolRole::Auto, Duration::from_millis(100)));
+    let state = || pool.told(pool.books().load(pool.layout().ident(host.slot))).unwrap().state;
+    let end = Instant::now() + WAIT;
+    while state() != HostState::Suspect {
+        assert!(Instant::now() < end, "it is {:?}", state());
+        std::thread::yield_now();
+    }
+    assert_eq!(check(&pool, false).unwrap().quarantined, leased.len() as u64);
+    assert_eq!(next.living_predecessor(), Some(host));
+    // It wakes.
+    assert!(!silent.is_current().unwrap());
+    // The next one may be the first to free it.
+    forget(&pool, host, true).unwrap();
+    assert_eq!(check(&pool, false).unwrap().quarantined, 0);
+    let end = Instant::now() + WAIT;
+    while next.living_predecessor().is_some() {
+        assert!(Instant::now() < end);
+        std::thread::yield_now();
+    }
+    next.close().unwrap();
+    drop((next, silent, pool));
+    place.checked();
+}
+
+#[test]
+fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
+    let place = Place::new();
+    let (pool, silent) = silent_primary(&place);
+    let reign = silent.reign().unwrap();
     let leased = silent.lease(Kind::Heap, 3).unwrap();
     let (log, dead) = (place.folder("fenced"), place.folder("is-dead"));
     let mut config = config_at(place.location(), "next", PoolRole::Auto, Duration::from_millis(100));
@@ -521,11 +568,7 @@ fn a_command_makes_sure_of_a_primary_that_is_out_of_reach() {
         log.display(),
         dead.display()
     ));
-    let next = Database::open(config).unwrap();
-    while next.role() != HostRole::Primary {
-        next.wait_role(next.role(), WAIT);
-    }
-    assert_eq!(rows(&next, "t").len(), 10);
+    let next = opened_as_primary(config);
     let runs = || std::fs::read_to_string(&log).unwrap_or_default();
     let wait_for = |what: &dyn Fn() -> bool| {
         let end = Instant::now() + WAIT;

@@ -190,8 +190,15 @@ impl Roles {
                         tracing::warn!("{predecessor}, which was silent, was killed");
                         watcher.bury(predecessor, &death)?;
                     }
-                    // Its process is another kernel's, or another namespace's.
-                    None => self.fence_host(predecessor)?,
+                    // Its process is another kernel's, or another namespace's: it may wake, so what it owns is in quarantine.
+                    None => {
+                        if watcher.suspect(predecessor)? {
+                            tracing::warn!(
+                                "{predecessor}, which was taken over from, may wake: what it owns is in quarantine"
+                            );
+                        }
+                        self.fence_host(predecessor)?;
+                    }
                 }
             }
             // It is told by its next look at the term, and ends by itself.
