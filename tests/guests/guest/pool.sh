@@ -25,8 +25,30 @@ pool_is_clean() {
 }
 
 # Whether no other kernel could have the pool's memory mapped: then a lock that is free is a death.
-is_of_one_kernel() { case $pool in file:/dev/shm/* | file:/mnt/huge/*) return 0 ;; *) return 1 ;; esac; }
+is_of_one_kernel() { case $pool in file:/dev/shm/* | file:/mnt/huge/* | file:/mnt/node/*) return 0 ;; *) return 1 ;; esac; }
+# The pool's file is on the memory that is meant, and not in a folder whose mount failed.
+is_there() {
+    case $pool in
+        file:/dev/shm/*) grep ' /dev/shm tmpfs ' /proc/mounts ;;
+        file:/mnt/huge/*) grep ' /mnt/huge hugetlbfs ' /proc/mounts ;;
+        file:/mnt/node/*) grep ' /mnt/node tmpfs .*mpol=bind' /proc/mounts ;;
+        file:/mnt/far/*) grep ' /mnt/far ext4 .*dax=always' /proc/mounts ;;
+        dax:*) ls -l "${pool#dax:}" && [ -c "${pool#dax:}" ] ;;
+        *) echo "no kind of memory is known for $pool"; return 1 ;;
+    esac
+}
+# The server has the pool mapped as the memory allows.
+is_mapped_well() {
+    case $pool in
+        file:/mnt/far/*) synchronous ;;
+        file:/mnt/node/*)
+            grep "file=${pool#file:}" "/proc/$server/numa_maps" > /tmp/maps; head -3 /tmp/maps
+            grep -q "N$node=[1-9]" /tmp/maps && ! sed "s/N$node=[0-9]*//g" /tmp/maps | grep -q ' N[0-9]*=' ;;
+        *) grep -q "${pool#*:}" "/proc/$server/maps" ;;
+    esac
+}
 pool_made() {
+    is_there || return
     pool_program pool create "$pool" $pool_create || return
     pool_program pool list "$pool" || return
     refused "is device 0 of a pool already" pool_program pool create "$pool" $pool_create &&
@@ -37,7 +59,7 @@ pool_made() {
 pool_killed() {
     serve_pool h0 5477 primary && pool_sql -c "CREATE TABLE t (id bigint PRIMARY KEY, k int, note text)" \
         -c "INSERT INTO t SELECT i, i % 10, 'note ' || (i % 100) FROM generate_series(2, $rows) AS g(i)" \
-        -c "CALL tidepool.merge('t')" -c "INSERT INTO t VALUES (1, 1, 'note 1')" || return
+        -c "CALL tidepool.merge('t')" -c "INSERT INTO t VALUES (1, 1, 'note 1')" && is_mapped_well || return
     killed_pool
     serve_pool h1 5477 primary || return
     is "$expected" pool_sql -c "$answer"; rc=$?
@@ -48,7 +70,8 @@ pool_killed() {
 }
 # On one machine a standby sees that the lock of the primary is released, so the death is certain on every memory.
 pool_taken_over() {
-    serve_pool h2 5477 primary; first=$server
+    serve_pool h2 5477 primary || return
+    first=$server
     serve_pool h3 5478 standby || return
     is "$expected" pool_program sql postgresql://tidepool@127.0.0.1:5478/tidepool --format csv -c "$answer" || return
     kill -9 $first; wait $first 2> /tmp/ended

@@ -230,10 +230,14 @@ test_case sql "a tablespace is striped, and loses the device" striped
 case $scenario in
     numa)
         pool_tests tmpfs file:/dev/shm/pool "--size 128MB" file:/dev/shm/more,size=64MB
+        # If that fails, the tests say so.
         mkdir -p /mnt/huge && mount -t hugetlbfs none /mnt/huge && echo 100 > /proc/sys/vm/nr_hugepages
         pool_tests hugetlbfs file:/mnt/huge/pool "--size 128MB" file:/mnt/huge/more,size=64MB
         echo 0 > /proc/sys/vm/nr_hugepages ;;
-    cxl-ram) ;;
+    cxl-ram)
+        node=${far#numa:}
+        mkdir -p /mnt/node && mount -t tmpfs -o "size=128M,mpol=bind:$node" none /mnt/node
+        pool_tests "tmpfs on node $node" file:/mnt/node/pool "--size 64MB" file:/mnt/node/more,size=32MB ;;
     *)
         case $far in
             file:*) rm -f "$path"; more=file:/mnt/far/more,size=64MB create="--size 128MB" ;;
