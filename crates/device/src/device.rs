@@ -20,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -372,6 +372,24 @@ impl Device {
                 Some(libc::EINVAL) => return Ok(()),
                 _ => return Err(error),
             }
+        }
+    }
+
+    /// Maps the pages of `[address, address + len)` to be read. Before Linux 5.14 they are touched.
+    ///
+    /// # Safety
+    /// These bytes are mapped of this device, and `address` is a page's.
+    pub unsafe fn map_ahead(&self, address: NonNull<u8>, len: usize) {
+        // SAFETY: mapped, by the caller's promise; it changes no content.
+        let rc = unsafe { libc::madvise(address.as_ptr().cast(), len, libc::MADV_POPULATE_READ) };
+        // What else there is to say of a page, its first user is told.
+        if rc == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+            return;
+        }
+        for offset in (0..len.saturating_sub(size_of::<u64>() - 1)).step_by(PAGE_BYTES) {
+            // SAFETY: a whole word at a page's start, mapped by the caller's promise. Others may store to it meanwhile, by
+            // atomic words, as all do who have the device in common.
+            unsafe { AtomicU64::from_ptr(address.as_ptr().add(offset).cast()) }.load(Ordering::Relaxed);
         }
     }
 

@@ -252,6 +252,18 @@ impl Mapping {
         }
     }
 
+    /// Maps the pages of `range` (byte offsets), so that the first read of each does not enter the kernel. Changes no content.
+    pub fn map_ahead(&self, range: Range<usize>) {
+        self.check(&range);
+        if let Backing::Device(device) = &self.backing
+            && !range.is_empty()
+        {
+            let start = range.start / PAGE_BYTES * PAGE_BYTES;
+            // SAFETY: inside the mapping, which is mapped of the device, and begins with a page.
+            unsafe { device.map_ahead(self.at(start), range.end - start) };
+        }
+    }
+
     /// Gives the pages of `range` (byte offsets) back to the system; they read as zeroes afterwards. Only pages that lie
     /// wholly inside go. Where the device cannot (device DAX), does nothing and returns false.
     pub fn release(&self, range: Range<usize>) -> Result<bool> {

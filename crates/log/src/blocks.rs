@@ -26,6 +26,9 @@ const LOOKS_EVERYWHERE: u32 = 64;
 /// What is read at a time, and so what is held in memory of it: more than the largest block.
 const WINDOW_BYTES: usize = 4 << 20;
 
+/// What is looked through at a time for a block behind the end: of whole lines, and less than a cache.
+const SCANNED_BYTES: usize = 64 << 10;
+
 /// What is known of a term, by a look at it after blocks of it were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -290,20 +293,30 @@ impl Cursor {
         number: u64,
         from: usize,
     ) -> Result<()> {
-        let mut bytes = vec![0; source.segment_bytes().saturating_sub(from)];
-        let count = segment.read(from, &mut bytes)?;
-        let here = self.position();
-        for line in (0..count.saturating_sub(BLOCK_HEADER_BYTES - 1)).step_by(BLOCK_ALIGNMENT) {
-            let Some(header) = BlockHeader::peek(&bytes[line..]) else { continue };
-            let is_its = header.position.offset() == from + line
-                && header.position.segment() % SEGMENTS as u64 == number % SEGMENTS as u64;
-            let is_newer =
-                is_its && header.durable > here && header.verify(&bytes[line..count], self.identity).is_some();
-            if is_newer {
-                return Err(damaged(source, term, here).with_detail(format!(
-                    "There is no valid record there, but {} was written after it was durable.",
-                    header.position
-                )));
+        let (here, end) = (self.position(), source.segment_bytes());
+        // A piece at a time: a successor looks through some segments before it is primary, and memory that it had to take for
+        // all of one would cost more than the look.
+        let mut piece = vec![0; SCANNED_BYTES.min(end.saturating_sub(from))];
+        let mut block = Vec::new();
+        for start in (from..end).step_by(SCANNED_BYTES) {
+            let count = segment.read(start, &mut piece[..SCANNED_BYTES.min(end - start)])?;
+            for line in (0..count.saturating_sub(BLOCK_HEADER_BYTES - 1)).step_by(BLOCK_ALIGNMENT) {
+                let Some(header) = BlockHeader::peek(&piece[line..count]) else { continue };
+                let at = start + line;
+                let is_its = header.position.offset() == at
+                    && header.position.segment() % SEGMENTS as u64 == number % SEGMENTS as u64;
+                if !is_its || header.durable <= here {
+                    continue;
+                }
+                let bytes = BLOCK_HEADER_BYTES + header.frames_bytes.next_multiple_of(8);
+                block.resize(bytes.min(end - at), 0);
+                let count = segment.read(at, &mut block)?;
+                if header.verify(&block[..count], self.identity).is_some() {
+                    return Err(damaged(source, term, here).with_detail(format!(
+                        "There is no valid record there, but {} was written after it was durable.",
+                        header.position
+                    )));
+                }
             }
         }
         Ok(())

@@ -20,7 +20,7 @@ use crate::blocks::{Cursor, Source, Verdict, damaged, header_of};
 use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
 use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, LogPosition, SegmentHeader};
 use crate::room::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +31,11 @@ use tidepool_pool::layout::{SEGMENTS, TERMS};
 use tidepool_pool::member::Member;
 use tidepool_pool::memory::{Books, Bytes, Memory, Trouble};
 use tidepool_pool::words::{Contents, Database, End, Extent, Host, Kind, Owner, Reign, Seal, Segment as Entry, Term};
+
+/// Segments that a reader maps ahead at a time, and that it remembers: a primary prepares far fewer. What is forgotten is mapped again,
+/// which costs little.
+const MAPPED_AT_ONCE: usize = 2;
+const MAPPED_MAX: usize = 128;
 
 /// Places of the table that are left for late entries.
 const SPARE_PLACES: u64 = 256;
@@ -531,6 +536,27 @@ impl<H: PoolHost> PoolSource<H> {
             (oldest, at) = (at, Some(before));
         }
         Ok(oldest)
+    }
+
+    /// Maps segments that a primary has prepared behind `number`, and this one: whoever seals the term looks through them. Some at a
+    /// time, so that a caller which follows is not kept from that for long. False: there was nothing to do.
+    pub(crate) fn map_ahead(&self, term: u64, number: u64, mapped: &mut VecDeque<Extent>) -> Result<bool> {
+        let (host, books) = (&*self.host, self.host.books());
+        let mut mapped_now = 0;
+        for number in std::iter::once(number).chain(self.next_numbers(term, number, false)?) {
+            let extent = host.told(books.segment(host.database(), number, Term(term as u32)))?;
+            let Some(extent) = extent.filter(|extent| !mapped.contains(extent)) else { continue };
+            if mapped_now == MAPPED_AT_ONCE {
+                break;
+            }
+            books.memory.map_ahead(extent);
+            mapped_now += 1;
+            if mapped.len() == MAPPED_MAX {
+                mapped.pop_front();
+            }
+            mapped.push_back(extent);
+        }
+        Ok(mapped_now > 0)
     }
 
     fn newest_term(&self) -> Result<u32> {

@@ -19,6 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result};
 use tidepool_pool::layout::SEGMENTS;
+use tidepool_pool::words::Extent;
 
 /// Where a frame's payload is.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +146,8 @@ pub struct Tail<S> {
     is_reached: bool,
     /// The latest mark of a block that was taken.
     marked: u64,
+    /// Extents of segments that were mapped ahead.
+    pub(crate) mapped: VecDeque<Extent>,
 }
 
 impl<S: Source> Tail<S> {
@@ -173,6 +176,7 @@ impl<S: Source> Tail<S> {
             until: None,
             is_reached: false,
             marked: 0,
+            mapped: VecDeque::new(),
         }
     }
 

@@ -38,6 +38,16 @@ impl PoolTail {
         member.need_log_from(from.map_or(0, |(_, number)| number))?;
         Ok(tail)
     }
+
+    /// Has the memory of segments mapped that a take-over would look at first, where there are such: two at a time. To be called
+    /// now and then by a host that may take over. False: there was nothing to do.
+    pub fn map_ahead(&mut self) -> Result<bool> {
+        let (term, position) = self.position();
+        let mut mapped = std::mem::take(&mut self.mapped);
+        let done = self.source().map_ahead(term, position.segment(), &mut mapped);
+        self.mapped = mapped;
+        done
+    }
 }
 
 /// A host that has taken the term, and is not primary yet.

@@ -577,6 +577,50 @@ fn a_term_whose_first_block_is_damaged_is_not_sealed_as_empty() {
 }
 
 #[test]
+fn a_damaged_block_before_a_large_one_is_not_taken_for_the_end() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    let (term, number) = (u64::from(primary.reign.term.0), primary.device.segments().unwrap()[0]);
+    commit(&primary, &clock, &mut records, 48).unwrap();
+    let end = primary.log.position();
+    // The last is larger than what is looked through at a time.
+    commit(&primary, &clock, &mut records, 2).unwrap();
+    assert!(end.segment() == number && primary.log.position().segment() == number);
+    drop(primary);
+    damage(&member, term, number, end.offset() + 8);
+    let error = TakeOver::begin(attach(&member)).unwrap_err();
+    assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{error}");
+    damage(&member, term, number, end.offset() + 8);
+    let mut found = Records::new();
+    drop(promote(attach(&member), &mut found).unwrap());
+    assert!(found == records);
+}
+
+#[test]
+fn a_reader_maps_what_a_primary_has_prepared_and_no_more() {
+    let place = place();
+    let (member, standby) = (join(&place.path, "primary"), join(&place.path, "standby"));
+    let mut records = Records::new();
+    let (primary, clock) = promote(attach(&member), &mut records).unwrap();
+    let mut tail = attach(&standby);
+    while tail.map_ahead().unwrap() {}
+    commit(&primary, &clock, &mut records, 1000).unwrap();
+    primary.log.prepare().unwrap();
+    let mut seen = Records::new();
+    read_on(&mut tail, &mut seen);
+    assert!(seen == records);
+    assert!(tail.map_ahead().unwrap(), "there are segments behind the last block");
+    while tail.map_ahead().unwrap() {}
+    commit(&primary, &clock, &mut records, 1000).unwrap();
+    drop(primary);
+    let (primary, clock) = promote(tail, &mut seen).unwrap();
+    assert!(seen == records);
+    commit(&primary, &clock, &mut records, 1).unwrap();
+}
+
+#[test]
 fn what_late_entries_leave_free_hides_no_segment() {
     let place = place();
     let (member, second) = (join(&place.path, "primary"), join(&place.path, "reader"));

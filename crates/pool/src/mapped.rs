@@ -311,6 +311,12 @@ impl Bytes for Mapped {
     fn persist_word(&self, at: At) {
         self.flush(at);
     }
+
+    fn map_ahead(&self, extent: Extent) {
+        if let Some((part, start)) = self.part_of(extent) {
+            part.mapping.map_ahead(start..start + self.extent_bytes);
+        }
+    }
 }
 
 /// A device that is dealt out, and who has which slice of it.

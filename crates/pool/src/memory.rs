@@ -79,6 +79,9 @@ pub trait Bytes {
 
     /// The same of a word that was read.
     fn persist_word(&self, at: At);
+
+    /// Maps an extent's pages, so that the first look at its bytes does not wait for the kernel. Changes nothing, and may do nothing.
+    fn map_ahead(&self, _extent: Extent) {}
 }
 
 /// Why a transition did not end.

@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_IDLE: Duration = Duration::from_millis(2);
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
+/// Between two looks for segments that the primary has prepared.
+const MAP_INTERVAL: Duration = Duration::from_millis(10);
+
 /// A process that follows.
 pub(super) struct Following {
     roles: Arc<Roles>,
@@ -30,6 +33,8 @@ pub(super) struct Following {
     /// The first segment that it said it needs.
     needed: u64,
     holding: Holding,
+    /// When there was nothing to map ahead.
+    looked_ahead: Option<Instant>,
 }
 
 /// What came of a try to take over.
@@ -42,7 +47,14 @@ pub(super) enum Outcome {
 impl Following {
     pub fn of(roles: &Arc<Roles>, attached: Attached) -> Following {
         let Attached { follower, tail } = attached;
-        Following { roles: Arc::clone(roles), follower, tail, needed: 0, holding: Holding::default() }
+        Following {
+            roles: Arc::clone(roles),
+            follower,
+            tail,
+            needed: 0,
+            holding: Holding::default(),
+            looked_ahead: None,
+        }
     }
 
     /// Takes over at once, if it is to be primary where there is none, or has a thread follow.
@@ -183,9 +195,20 @@ impl Following {
             Next::Nothing | Next::AtSeal => {
                 // What a manifest had is passed over without a batch.
                 self.roles.show_position(database, self.tail.given_out());
+                self.map_ahead()?;
                 Ok(false)
             }
         }
+    }
+
+    /// While there is nothing to apply: what a take-over would look at is mapped before.
+    fn map_ahead(&mut self) -> Result<()> {
+        let may_take_over = !matches!(self.roles.begins_as, PoolRole::Reader | PoolRole::Copy);
+        let is_due = self.looked_ahead.is_none_or(|looked| looked.elapsed() >= MAP_INTERVAL);
+        if may_take_over && is_due && !self.tail.map_ahead()? {
+            self.looked_ahead = Some(Instant::now());
+        }
+        Ok(())
     }
 
     /// Says how far it has come.
@@ -211,7 +234,7 @@ impl Following {
 
     /// Ends the term that was seen, applies the rest of the log, and becomes primary.
     pub(super) fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
-        let Following { roles, mut follower, tail, needed, holding } = self;
+        let Following { roles, mut follower, tail, needed, holding, looked_ahead } = self;
         let begun = Instant::now();
         if !roles.set_role_from(&[HostRole::Following], HostRole::TakingOver) {
             return Err(roles.fence());
@@ -223,7 +246,7 @@ impl Following {
                 tracing::info!("another host took over first");
                 roles.host().advance(HostState::Following)?;
                 roles.set_role_from(&[HostRole::TakingOver], HostRole::Following);
-                let back = Following { roles, follower, tail: *tail, needed, holding };
+                let back = Following { roles, follower, tail: *tail, needed, holding, looked_ahead };
                 return Ok(Outcome::Follows(Box::new(back)));
             }
         };

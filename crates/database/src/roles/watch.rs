@@ -122,10 +122,12 @@ impl Roles {
             self.changed.notify_all();
         }
         let time = LOOK_INTERVAL.min(self.host_timeout / 8);
-        let has_ended = watcher.wait_for_end(primary, time)?;
-        let findings = watcher.look(self.host_timeout)?;
-        let finding = findings.iter().find(|(there, _)| *there == primary).map(|(_, finding)| *finding);
-        if has_ended || !matches!(finding, Some(Finding::Alive)) {
+        // The kernel's word is enough: the take-over does not wait for a look at all hosts.
+        let is_over = watcher.wait_for_end(primary, time)? || {
+            let findings = watcher.look(self.host_timeout)?;
+            !findings.iter().any(|(there, finding)| *there == primary && matches!(finding, Finding::Alive))
+        };
+        if is_over {
             tracing::warn!(term = seen.term.0, "the primary, {primary}, is dead or silent");
             self.suspect(seen);
             let mut state = self.state.lock();

@@ -251,9 +251,14 @@ impl Database {
     pub(crate) fn drop_unfinished_indexes(&self) {
         let _commit = self.commit.lock();
         let state = self.state();
+        let is_unfinished = |table: &Arc<Table>| table.def.indexes.iter().any(|index| index.building);
+        if !state.tables.values().any(is_unfinished) {
+            // The same state stays: with another one, everything that was planned would be planned anew.
+            return;
+        }
         let mut tables = state.tables.clone();
         for (name, table) in &state.tables {
-            if table.def.indexes.iter().any(|index| index.building) {
+            if is_unfinished(table) {
                 let mut def = TableDef::clone(&table.def);
                 for index in def.indexes.extract_if(.., |index| index.building) {
                     tracing::warn!("index \"{}\" of table \"{}\" was not finished, and is gone", index.name, name.name);
