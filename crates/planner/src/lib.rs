@@ -10,6 +10,7 @@
 pub mod baseline;
 
 mod advisory;
+mod ahead;
 mod arithmetic;
 mod average;
 mod casts;
@@ -93,6 +94,7 @@ mod windows;
 mod with_queries;
 mod workload;
 
+pub use ahead::StatementInUse;
 pub use catalog::function_names;
 pub use direct::RowSink;
 pub use direct::datum::Datum;

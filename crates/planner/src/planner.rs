@@ -20,7 +20,7 @@ use datafusion::prelude::SessionConfig;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Database;
@@ -52,6 +52,8 @@ pub struct Planner {
     pub(crate) plans: PlanCache,
     pub(crate) programs: Programs,
     pub(crate) prepared: Shared<Arc<PreparedStatement>>,
+    /// Statements that were prepared before a client came with them.
+    pub(crate) prepared_ahead: AtomicU64,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) workload: Workload,
@@ -90,6 +92,7 @@ impl Planner {
             plans: PlanCache::default(),
             programs: Programs::default(),
             prepared: Shared::default(),
+            prepared_ahead: AtomicU64::new(0),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             places: Places::new(database.config().planned_threads()),
             database,

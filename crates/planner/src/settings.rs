@@ -292,6 +292,13 @@ struct Read {
     default_isolation: Arc<str>,
 }
 
+/// Names and values of the settings, apart from the transaction's, that are others in `now` than in `before`.
+pub(crate) fn differences(before: &Settings, now: &Settings) -> Vec<(String, String)> {
+    let pairs = before.values.list.iter().zip(&now.values.list).zip(DEFINITIONS);
+    let changed = pairs.filter(|((before, now), _)| before != now);
+    changed.map(|((_, now), definition)| (definition.name.to_owned(), now.clone())).collect()
+}
+
 /// A row of `pg_settings` and `SHOW ALL`.
 #[derive(Clone, Debug)]
 pub struct SettingRow {

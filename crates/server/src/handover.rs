@@ -18,19 +18,23 @@
 //!   for the address, has the listener already, and goes on with it; the primary accepts there no more.
 //! * Nothing here is waited for by a client: what goes to a standby goes by a thread of its own, and one that does not read is
 //!   let go of.
+//! * Besides sockets the primary passes on what its clients have prepared ([`StatementInUse`]), and a standby prepares it: clients that
+//!   come all at once after a take-over find it done.
+//! * A host that was taken over from accepts no more at addresses that it had inherited: who connects there is the new primary's.
 
 use crate::incoming::shut_down;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result};
-use tidepool_database::{Database, HostRole};
+use tidepool_database::{Database, HostRole, StateMark};
+use tidepool_planner::{Planner, StatementInUse};
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::words::Host;
@@ -45,6 +49,14 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Messages that wait for one standby. With more it is let go of.
 const QUEUE_MAX: usize = 8_192;
+
+/// Statements that a standby is told of, over one connection; at a time, and how long between two times.
+const STATEMENTS_MAX: usize = 256;
+const STATEMENTS_AT_ONCE: usize = 16;
+const STATEMENTS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A standby prepares statements anew when nothing that exists was changed for so long.
+const PREPARE_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a host whose connection ended is looked at for its death. The kernel frees its memory first.
 const END_WAIT: Duration = Duration::from_secs(5);
@@ -79,12 +91,14 @@ enum Message {
     Gone(u64),
     /// The host that the address belongs to has it now.
     LetGo(String),
+    Statement(StatementInUse),
 }
 
 const LISTENER: u8 = b'L';
 const CLIENT: u8 = b'C';
 const GONE: u8 = b'G';
 const LET_GO: u8 = b'U';
+const STATEMENT: u8 = b'S';
 /// From a standby: it was given this address, and wants it.
 const WANTED: u8 = b'W';
 /// The answer: it has it.
@@ -105,6 +119,9 @@ impl Message {
             }
             Message::Gone(number) => connection.send(&[&[GONE][..], &number.to_le_bytes()].concat(), &[]),
             Message::LetGo(address) => connection.send(&[&[LET_GO], address.as_bytes()].concat(), &[]),
+            Message::Statement(statement) => {
+                connection.send(&[&[STATEMENT], statement.to_bytes().as_slice()].concat(), &[])
+            }
         }
     }
 }
@@ -141,6 +158,14 @@ impl Own {
         self.listeners.retain(|(_, known, _)| known != address);
         self.tell(&Message::LetGo(address.to_owned()));
     }
+
+    /// Accepts no more at any address that was inherited. Who took over has the listeners.
+    fn stop_inherited(&mut self) {
+        for (address, stop) in self.stops.drain() {
+            let _ = stop.send(());
+            self.listeners.retain(|(_, known, _)| *known != address);
+        }
+    }
 }
 
 /// Of a host that follows: what its primary shared.
@@ -158,6 +183,9 @@ struct Inherited {
 
 pub(crate) struct Handover {
     database: Arc<Database>,
+    planner: Arc<Planner>,
+    /// Of a host that follows: what clients of its primary have prepared.
+    statements: Mutex<HashSet<StatementInUse>>,
     /// Apart: threads that tell standbys hold nothing else of this.
     own: Arc<Mutex<Own>>,
     /// Those that hold the database.
@@ -195,10 +223,11 @@ impl Handover {
     /// Of a database that lives in a pool, with the listeners that come to it. `None`: no other host can take it over. `addresses`: those
     /// that this host was given; `wanted`: those of them at which it does not listen.
     pub(crate) fn start(
-        database: &Arc<Database>,
+        planner: &Arc<Planner>,
         addresses: Vec<String>,
         wanted: Vec<String>,
     ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>> {
+        let database = planner.database();
         if database.role() == HostRole::Alone || database.is_reader() {
             return Ok(None);
         }
@@ -207,6 +236,8 @@ impl Handover {
         let (taken, listeners) = unbounded_channel();
         let handover = Arc::new(Handover {
             database: database.clone(),
+            planner: planner.clone(),
+            statements: Mutex::default(),
             own: Arc::new(Mutex::new(Own { addresses, ..Own::default() })),
             threads: Mutex::default(),
             inherited: Mutex::new(Inherited { wanted, ..Inherited::default() }),
@@ -234,6 +265,10 @@ impl Handover {
         }));
         let of_thread = handover.clone();
         handover.threads.lock().push(spawn("handover-attend", move || of_thread.attend())?);
+        if database.role() == HostRole::Following {
+            let of_thread = handover.clone();
+            handover.threads.lock().push(spawn("handover-plan", move || of_thread.prepare_statements())?);
+        }
         Ok(Some((handover, listeners)))
     }
 
@@ -316,10 +351,10 @@ impl Handover {
                         }
                         own.standbys.push((next, queue));
                     }
-                    let (number, own) = (next, self.own.clone());
+                    let (number, own, planner) = (next, self.own.clone(), Arc::downgrade(&self.planner));
                     next += 1;
                     let told = spawn("handover-tell", move || {
-                        serve_standby(&connection, &messages, &own);
+                        serve_standby(&connection, &messages, &own, &planner);
                         own.lock().standbys.retain(|(known, _)| *known != number);
                     });
                     if let Err(error) = told {
@@ -353,7 +388,34 @@ impl Handover {
                 }
             }
             HostRole::Failed => end_clients(&mut inherited),
-            HostRole::Alone | HostRole::Fenced => {}
+            HostRole::Fenced => self.own.lock().stop_inherited(),
+            HostRole::Alone => {}
+        }
+    }
+
+    /// Prepares what clients of the primary have prepared, for what exists by now, until this host takes over.
+    fn prepare_statements(&self) {
+        let mut prepared: HashSet<StatementInUse> = HashSet::new();
+        let (mut mark, mut since) = (self.database.state().mark(), Instant::now());
+        while !self.is_stopped() && matches!(self.database.role(), HostRole::Following | HostRole::TakingOver) {
+            let state = self.database.state();
+            if !StateMark::is_of(&mark, &state) {
+                (mark, since) = (state.mark(), Instant::now());
+                prepared.clear();
+            }
+            drop(state);
+            let missing = self.statements.lock().iter().find(|statement| !prepared.contains(*statement)).cloned();
+            // A take-over has the processors to itself. Another host may turn out to have been quicker.
+            let may_prepare = since.elapsed() >= PREPARE_AFTER && self.database.role() == HostRole::Following;
+            match missing.filter(|_| may_prepare) {
+                Some(statement) => {
+                    if let Err(error) = self.planner.prepare_ahead(&statement) {
+                        tracing::debug!("a statement of the primary's clients was not prepared: {error}");
+                    }
+                    prepared.insert(statement);
+                }
+                None => std::thread::sleep(LOOK_INTERVAL),
+            }
         }
     }
 
@@ -452,6 +514,14 @@ impl Handover {
                 (false, Some(number)) => _ = inherited.clients.insert(number, socket),
                 (false, None) => {}
             },
+            ([STATEMENT, statement @ ..], _) => {
+                let mut statements = self.statements.lock();
+                // Those of a primary before make room.
+                if statements.len() == STATEMENTS_MAX {
+                    statements.clear();
+                }
+                statements.extend(StatementInUse::from_bytes(statement));
+            }
             ([GONE, number_bytes @ ..], _) => {
                 if let Some(number) = number(number_bytes) {
                     inherited.clients.remove(&number);
@@ -499,10 +569,28 @@ impl Handover {
 }
 
 /// Until the standby is gone, does not keep up, or nothing is told any more.
-fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, own: &Mutex<Own>) {
+fn serve_standby(
+    connection: &ControlConnection,
+    messages: &Receiver<Message>,
+    own: &Mutex<Own>,
+    planner: &Weak<Planner>,
+) {
     tracing::info!("{} has the sockets of this host's clients", connection.peer());
-    let mut looked = Instant::now();
+    let (mut looked, mut told, mut told_at) = (Instant::now(), HashSet::new(), None::<Instant>);
     loop {
+        let is_due = told_at.is_none_or(|at| at.elapsed() >= STATEMENTS_INTERVAL);
+        if is_due && told.len() < STATEMENTS_MAX {
+            let Some(planner) = planner.upgrade() else { return };
+            let in_use = planner.statements_in_use(STATEMENTS_MAX).into_iter();
+            let new: Vec<_> = in_use.filter(|known| !told.contains(known)).take(STATEMENTS_AT_ONCE).collect();
+            for statement in new {
+                if Message::Statement(statement.clone()).send(connection).is_err() {
+                    return;
+                }
+                told.insert(statement);
+            }
+            told_at = Some(Instant::now());
+        }
         match messages.recv_timeout(LOOK_INTERVAL) {
             Ok(message) => {
                 if message.send(connection).is_err() {

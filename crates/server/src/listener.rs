@@ -119,7 +119,7 @@ impl Server {
         let here: Vec<String> =
             listeners.iter().filter_map(|listener| Some(local_address(listener).ok()?.to_string())).collect();
         let wanted = own.iter().filter(|address| !here.contains(address)).cloned().collect();
-        let handover = Handover::start(&database, own, wanted)?;
+        let handover = Handover::start(&service.planner, own, wanted)?;
         let of_watch = Arc::downgrade(&service);
         database.watch_role(Box::new(move |role| {
             if role == HostRole::Fenced

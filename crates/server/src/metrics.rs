@@ -202,6 +202,12 @@ pub(crate) fn render(service: &Service) -> String {
     page.sample("tidepool_plans_total", &[("how", "made")], plans.made);
     page.sample("tidepool_plans_total", &[("how", "reused")], plans.reused);
     page.single(
+        "tidepool_statements_prepared_ahead_total",
+        "counter",
+        "Statements of the primary's clients that a standby has prepared.",
+        service.planner.prepared_ahead(),
+    );
+    page.single(
         "tidepool_rows_loaded_total",
         "counter",
         "Rows that INSERT, COPY and CREATE TABLE AS brought into tables.",

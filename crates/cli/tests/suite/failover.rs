@@ -4,6 +4,7 @@ use crate::cli::{Serving, sql, text, tidepool};
 use crate::server::{PATIENCE, code};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_postgres::{Client, NoTls};
 
 fn folder() -> tempfile::TempDir {
@@ -155,6 +156,54 @@ async fn clients_of_a_killed_primary_learn_at_once_and_find_the_next_where_it_wa
         let client = connect_soon(url).await;
         assert_eq!(one(&client, "SELECT count(*) FROM t").await, "4", "{url}");
     }
+}
+
+/// What a server has prepared for clients of its primary, says its address for metrics.
+async fn prepared_ahead(metrics: std::net::SocketAddr) -> u64 {
+    let mut stream = tokio::net::TcpStream::connect(metrics).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await.unwrap();
+    let line = page.lines().find_map(|line| line.strip_prefix("tidepool_statements_prepared_ahead_total "));
+    line.expect(&page).parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_prepares_what_clients_of_the_primary_have_prepared() {
+    let cluster = Cluster::new();
+    let first = cluster.start("h1", "primary", &[]);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let second = cluster.start("h2", "standby", &["--metrics", &free.to_string()]);
+    let setup = connect(&first.url).await;
+    setup.batch_execute("CREATE TABLE t (id int PRIMARY KEY, name text)").await.unwrap();
+    let insert = async |client: &Client, id: i32| {
+        let put = client.prepare("INSERT INTO t VALUES ($1, $2)").await?;
+        client.execute(&put, &[&id, &"name"]).await
+    };
+    insert(&setup, 1).await.unwrap();
+    let wait = async |count: u64| {
+        let start = Instant::now();
+        while prepared_ahead(free).await < count {
+            assert!(start.elapsed() < PATIENCE, "{} statements", prepared_ahead(free).await);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    wait(1).await;
+    // Prepared anew for what exists by now. One that cannot be is left out.
+    let before = prepared_ahead(free).await;
+    setup.batch_execute("CREATE TABLE other (id int)").await.unwrap();
+    wait(before + 1).await;
+    let columns = setup.prepare("SELECT name FROM t WHERE id = $1").await.unwrap();
+    assert_eq!(setup.query_one(&columns, &[&1]).await.unwrap().get::<_, &str>(0), "name");
+    setup.batch_execute("ALTER TABLE t ALTER id TYPE bigint").await.unwrap();
+    first.signal(libc::SIGKILL);
+    // What was prepared for the table as it was is not what runs.
+    let again = connect_soon(&second.url).await;
+    until(&again, "SELECT pg_is_in_recovery()", "f").await;
+    assert!(insert(&again, 2).await.is_err(), "its first parameter is a bigint by now");
+    let put = again.prepare("INSERT INTO t VALUES ($1, $2)").await.unwrap();
+    assert_eq!(again.execute(&put, &[&2_i64, &"name"]).await.unwrap(), 1);
+    assert_eq!(one(&again, "SELECT count(*) FROM t").await, "2");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

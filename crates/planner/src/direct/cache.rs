@@ -53,6 +53,8 @@ pub struct Shared<T>(Mutex<Kept<T>>);
 
 struct Kept<T> {
     of_texts: HashMap<Arc<str>, Vec<T>>,
+    /// How often sessions found something here, by text: those that most have in common are of use to others, too.
+    found: HashMap<Arc<str>, u64>,
     /// Of all of them.
     bytes: u64,
 }
@@ -61,14 +63,29 @@ pub type Programs = Shared<Known>;
 
 impl<T> Default for Shared<T> {
     fn default() -> Shared<T> {
-        Shared(Mutex::new(Kept { of_texts: HashMap::new(), bytes: 0 }))
+        Shared(Mutex::new(Kept { of_texts: HashMap::new(), found: HashMap::new(), bytes: 0 }))
     }
 }
 
 impl<T: OfText> Shared<T> {
     /// `key`: the text, and what parameters are.
     pub fn find(&self, key: &str, is_for: impl Fn(&Known) -> bool) -> Option<T> {
-        self.0.lock().of_texts.get(key)?.iter().find(|one| is_for(one.known())).cloned()
+        let mut kept = self.0.lock();
+        let (text, of_text) = kept.of_texts.get_key_value(key)?;
+        let found = of_text.iter().find(|one| is_for(one.known())).cloned()?;
+        let text = text.clone();
+        *kept.found.entry(text).or_default() += 1;
+        Some(found)
+    }
+
+    /// What is kept, with its text, the most often found first.
+    pub fn list(&self) -> Vec<(Arc<str>, T)> {
+        let kept = self.0.lock();
+        let found = |key: &Arc<str>| kept.found.get(key).copied().unwrap_or(0);
+        let mut texts: Vec<(&Arc<str>, u64)> = kept.of_texts.keys().map(|key| (key, found(key))).collect();
+        texts.sort_unstable_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(other.0)));
+        let of_text = |key: &Arc<str>| kept.of_texts[key].iter().map(|one| (key.clone(), one.clone())).collect();
+        texts.into_iter().flat_map(|(key, _)| -> Vec<(Arc<str>, T)> { of_text(key) }).collect()
     }
 
     /// `memory` is told what is kept, and says how much may be.
@@ -113,6 +130,8 @@ impl<T: OfText> Kept<T> {
             stays
         });
         self.bytes = bytes;
+        let of_texts = &self.of_texts;
+        self.found.retain(|key, _| of_texts.contains_key(key));
     }
 }
 

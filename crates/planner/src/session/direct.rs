@@ -276,7 +276,7 @@ impl Session {
         template.literals.iter().zip(&program.parameters[template.given..]).map(value).collect()
     }
 
-    async fn program_of(&mut self, template: &Template, given: &[u32]) -> Option<Arc<Program>> {
+    pub(crate) async fn program_of(&mut self, template: &Template, given: &[u32]) -> Option<Arc<Program>> {
         let key = template.key(given);
         let state = self.planner.database().state();
         if let Some(known) = self.programs.get(key.as_str())
