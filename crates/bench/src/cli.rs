@@ -33,7 +33,7 @@ pub struct BenchArgs {
     /// or in memory, and single accesses. Or both: ch, the CH-benCHmark, TPC-C's transactions beside analytical queries over
     /// the same tables. Or servers: failover, how soon clients of a killed host go on at another; and overload, one asked by
     /// many connections for a multiple of the transactions that it can do. Or a pool: idle-compute, a second database wholly in
-    /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost. Or TPC-C and TPC-DS: expander, the study of
+    /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost; restart, TPC-H's tables with their keys after a kill. Or TPC-C and TPC-DS: expander, the study of
     /// memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
@@ -185,6 +185,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "failover" => return crate::failover::run_failover(&args).await,
         "idle-compute" => return crate::idle::run_idle(&args).await,
         "shared-peaks" => return crate::peaks::run_peaks(&args).await,
+        "restart" => return crate::restart::run_restart(&args).await,
         "pool" => return tokio::task::block_in_place(|| crate::pool::run_pool(&args)),
         "overload" => return crate::overload::run_overload(&args).await,
         "ch" => return tokio::task::block_in_place(|| crate::ch::run_ch(&args)),

@@ -39,6 +39,7 @@ mod demo;
 mod machine;
 mod mot;
 mod random;
+mod restart;
 mod served;
 
 use serde::Serialize;

@@ -23,8 +23,13 @@ fn program() -> Result<PathBuf> {
 impl Served {
     /// `tidepool serve --ephemeral`, with these arguments, at an address of its own.
     pub async fn start(arguments: &[&str]) -> Result<Served> {
+        Served::start_with(&[&["--ephemeral"], arguments].concat()).await
+    }
+
+    /// `tidepool serve`, with these arguments, at an address of its own.
+    pub async fn start_with(arguments: &[&str]) -> Result<Served> {
         let mut command = Command::new(program()?);
-        command.args(["serve", "--ephemeral", "--listen", "127.0.0.1:0"]).args(arguments);
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
         // What this process is configured as is not for servers.
         command.env_remove("TIDEPOOL_DATA").stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().map_err(|error| Error::io("start a server", &error))?;

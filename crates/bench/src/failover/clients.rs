@@ -11,14 +11,40 @@ use tidepool_base::{Error, Result};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Between two rounds over the hosts when none of them takes writes.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// How long a client waits for a host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// To take a connection.
+    connect: Duration,
+    /// For an answer. A host that was stopped closes no connection, so a client without such a bound waits for ever.
+    answer: Duration,
+    /// Between two rounds over the hosts when none of them takes writes.
+    pause: Duration,
+    /// A host that did not answer is not tried again for so long.
+    silence: Duration,
+}
 
-/// For a host to take a connection, as `connect_timeout` of libpq, whose least is two seconds.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+impl Default for Patience {
+    /// As `connect_timeout` of libpq, whose least is two seconds.
+    fn default() -> Patience {
+        Patience {
+            connect: Duration::from_secs(2),
+            answer: Duration::from_secs(5),
+            pause: Duration::from_millis(1),
+            silence: Duration::ZERO,
+        }
+    }
+}
 
-/// For an answer. A host that was stopped closes no connection, so a client without such a bound waits for ever.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+impl Patience {
+    /// Of clients that are to notice sooner than a standby that their host's machine is gone.
+    pub const APART: Patience = Patience {
+        connect: Duration::from_millis(100),
+        answer: Duration::from_millis(100),
+        pause: Duration::from_millis(5),
+        silence: Duration::from_secs(2),
+    };
+}
 
 pub(super) const TABLE: &str =
     "CREATE TABLE acknowledged (client INT NOT NULL, number BIGINT NOT NULL, PRIMARY KEY (client, number))";
@@ -46,6 +72,7 @@ pub(super) struct Written {
 #[derive(Debug)]
 struct Shared {
     login: Login,
+    patience: Patience,
     hosts: RwLock<Vec<String>>,
     is_over: AtomicBool,
     /// By client.
@@ -60,9 +87,10 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    pub fn start(count: usize, login: &Login, hosts: Vec<String>) -> Clients {
+    pub fn start(count: usize, login: &Login, hosts: Vec<String>, patience: Patience) -> Clients {
         let shared = Arc::new(Shared {
             login: login.clone(),
+            patience,
             hosts: RwLock::new(hosts),
             is_over: AtomicBool::new(false),
             firsts: (0..count).map(|_| Mutex::new(Vec::new())).collect(),
@@ -102,32 +130,44 @@ impl Clients {
     }
 }
 
+/// A connection, where it leads, and when it was begun.
+struct Connected {
+    client: Client,
+    host: String,
+    begun: Instant,
+}
+
+/// A host that did not answer, and when.
+type Silent = Option<(String, Instant)>;
+
 /// Connects to the first host that takes writes.
-async fn connect(shared: &Shared, failed: &mut BTreeMap<String, u64>) -> Option<(Client, Instant)> {
+async fn connect(shared: &Shared, silent: &Silent, failed: &mut BTreeMap<String, u64>) -> Option<Connected> {
     while !shared.is_over.load(Ordering::Relaxed) {
         let hosts = shared.hosts.read().clone();
-        for host in &hosts {
+        let is_silent =
+            |host: &str| silent.as_ref().is_some_and(|(of, at)| of == host && at.elapsed() < shared.patience.silence);
+        for host in hosts.into_iter().filter(|host| !is_silent(host)) {
             let begun = Instant::now();
-            match try_host(host, &shared.login).await {
-                Ok(Some(client)) => return Some((client, begun)),
+            match try_host(&host, &shared.login, shared.patience).await {
+                Ok(Some(client)) => return Some(Connected { client, host, begun }),
                 Ok(None) => {}
                 Err(error) => *failed.entry(error.code().code().to_owned()).or_default() += 1,
             }
         }
-        tokio::time::sleep(RETRY_PAUSE).await;
+        tokio::time::sleep(shared.patience.pause).await;
     }
     None
 }
 
 /// `None`: the host takes no writes.
-async fn try_host(host: &str, login: &Login) -> Result<Option<Client>> {
-    let connecting = timeout(CONNECT_TIMEOUT, Client::log_in(host, login));
+async fn try_host(host: &str, login: &Login, patience: Patience) -> Result<Option<Client>> {
+    let connecting = timeout(patience.connect, Client::log_in(host, login));
     let (mut client, said) = connecting.await.map_err(|_| no_answer())??;
     if said.says("in_hot_standby", "on") || said.says("default_transaction_read_only", "on") {
         return Ok(None);
     }
     let prepared = client.prepare("put", "INSERT INTO acknowledged VALUES ($1, $2)");
-    timeout(ANSWER_TIMEOUT, prepared).await.map_err(|_| no_answer())??;
+    timeout(patience.answer, prepared).await.map_err(|_| no_answer())??;
     Ok(Some(client))
 }
 
@@ -137,14 +177,15 @@ fn no_answer() -> Error {
 
 async fn run(number: usize, shared: Arc<Shared>) -> Written {
     let mut written = Written::default();
-    let mut next = 0;
-    while let Some((mut client, connected)) = connect(&shared, &mut written.failed).await {
+    let (mut next, mut silent): (i64, Silent) = (0, None);
+    while let Some(connection) = connect(&shared, &silent, &mut written.failed).await {
+        let Connected { mut client, host, begun: connected } = connection;
         let mut is_first = true;
         while !shared.is_over.load(Ordering::Relaxed) {
             next += 1;
             let begun = Instant::now();
             // A row that failed without a word, or with one, is not sent again, so that each has one outcome.
-            let failure = match timeout(ANSWER_TIMEOUT, client.execute("put", &[number as i64, next])).await {
+            let failure = match timeout(shared.patience.answer, client.execute("put", &[number as i64, next])).await {
                 Ok(Ok(answer)) => match answer.error {
                     None => None,
                     Some(code) => {
@@ -162,6 +203,7 @@ async fn run(number: usize, shared: Arc<Shared>) -> Written {
                 }
                 Err(_) => {
                     written.in_doubt.insert(next);
+                    silent = Some((host.clone(), Instant::now()));
                     Some("no answer".to_owned())
                 }
             };

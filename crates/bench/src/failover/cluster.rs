@@ -30,6 +30,23 @@ pub(super) enum Cluster {
     Others(OtherHosts),
 }
 
+/// What hosts of a pool are started with.
+#[derive(Debug)]
+pub(super) struct PoolSetup {
+    /// Of a pool that is there. `None`: one is made, in a file in shared memory.
+    pub location: Option<String>,
+    /// Of the one that is made.
+    pub size: ByteSize,
+    pub near: Option<ByteSize>,
+    /// Further arguments of each host.
+    pub settings: Vec<String>,
+    pub signal: Signal,
+    /// Hosts cannot reach each other but by the pool's memory.
+    pub apart: bool,
+    /// In milliseconds.
+    pub host_timeout: Option<u64>,
+}
+
 /// This program as two hosts of a pool that it made.
 #[derive(Debug)]
 pub(super) struct PoolHosts {
@@ -37,11 +54,9 @@ pub(super) struct PoolHosts {
     pool: String,
     /// Of the pool, if it was made here.
     file: Option<PathBuf>,
-    near: Option<ByteSize>,
-    settings: Vec<String>,
+    setup: PoolSetup,
     hosts: Vec<PoolHost>,
     started: u32,
-    signal: Signal,
 }
 
 #[derive(Debug)]
@@ -101,24 +116,18 @@ impl PoolHost {
 }
 
 impl PoolHosts {
-    /// Makes a pool at a location, or a file of that size in shared memory, and starts two hosts.
-    pub async fn start(
-        location: Option<&str>,
-        size: ByteSize,
-        near: Option<ByteSize>,
-        settings: &[String],
-        signal: Signal,
-    ) -> Result<PoolHosts> {
+    /// Makes the pool where there is none, and starts two hosts.
+    pub async fn start(setup: PoolSetup) -> Result<PoolHosts> {
         let program = std::env::current_exe().map_err(|error| Error::io("find this program", &error))?;
-        let (pool, file) = match location {
-            Some(location) => (location.to_owned(), None),
+        let (pool, file) = match &setup.location {
+            Some(location) => (location.clone(), None),
             None => {
                 let file = PathBuf::from(format!("/dev/shm/tidepool-failover-{}", std::process::id()));
                 (format!("file:{}", file.display()), Some(file))
             }
         };
         if file.is_some() {
-            let size = size.0.to_string();
+            let size = setup.size.0.to_string();
             let mut create = Command::new(&program);
             create.args(["pool", "create", &pool, "--size", &size]).stdout(Stdio::null());
             let made = create.status().await.map_err(|error| Error::io("make a pool", &error))?;
@@ -126,8 +135,7 @@ impl PoolHosts {
                 return Err(Error::internal(format!("the pool was not made: {made}")));
             }
         }
-        let settings = settings.to_vec();
-        let mut hosts = PoolHosts { program, pool, file, near, settings, hosts: Vec::new(), started: 0, signal };
+        let mut hosts = PoolHosts { program, pool, file, setup, hosts: Vec::new(), started: 0 };
         hosts.start_host().await?;
         hosts.start_host().await?;
         Ok(hosts)
@@ -137,11 +145,15 @@ impl PoolHosts {
         self.started += 1;
         let mut command = Command::new(&self.program);
         command.args(["serve", "--pool", &self.pool, "--role", "auto", "--listen", "127.0.0.1:0"]);
-        command.arg("--name").arg(format!("h{}", self.started));
-        if let Some(near) = self.near {
+        let name = format!("h{}", self.started);
+        command.args(["--name", &name]);
+        if let Some(near) = self.setup.near {
             command.args(["--near", &near.0.to_string()]);
         }
-        command.args(&self.settings);
+        if let Some(timeout) = self.setup.host_timeout {
+            command.env("TIDEPOOL_POOL_HOST_TIMEOUT", format!("{timeout}ms"));
+        }
+        command.args(&self.setup.settings);
         command.stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().map_err(|error| Error::io("start a host", &error))?;
         let output = process.stdout.take().ok_or_else(|| Error::internal("a host without output"))?;
@@ -152,15 +164,29 @@ impl PoolHosts {
         let Some(address) = address else {
             return Err(Error::internal(format!("the host did not start: \"{line}\"")));
         };
+        if self.setup.apart {
+            self.hide_socket(&name)?;
+        }
         self.hosts.push(PoolHost { process, address: address.to_owned() });
         Ok(())
     }
 
+    /// Takes away the socket by which the other host would ask for this one's, before that one starts or finds it: hosts on
+    /// machines of their own have no such socket in common.
+    fn hide_socket(&self, name: &str) -> Result<()> {
+        let location = self.pool.strip_prefix("file:").ok_or_else(|| {
+            Error::new(SqlState::FEATURE_NOT_SUPPORTED, "hosts apart are tried over a pool in a file")
+        })?;
+        let socket = format!("{location}.{name}.control");
+        std::fs::remove_file(&socket).map_err(|error| Error::io(format!("remove \"{socket}\""), &error))
+    }
+
     async fn end(&mut self, address: &str) -> Result<Instant> {
+        let signal = self.setup.signal;
         let host = self.hosts.iter_mut().find(|host| host.address == address);
         let host = host.ok_or_else(|| Error::internal(format!("no host is at {address}")))?;
         let failed = |error| Error::io("end a host", &error);
-        match self.signal {
+        match signal {
             Signal::Kill => {
                 let at = Instant::now();
                 host.process.start_kill().map_err(failed)?;

@@ -13,9 +13,9 @@ use crate::cli::BenchArgs;
 use crate::client::{Client, Login};
 use crate::machine::{self, Machine};
 use crate::progress::say;
-use clients::{Clients, TABLE, Written};
+use clients::{Clients, Patience, TABLE, Written};
 pub use cluster::Signal;
-use cluster::{Cluster, OtherHosts, PoolHosts};
+use cluster::{Cluster, OtherHosts, PoolHosts, PoolSetup};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -30,6 +30,9 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Clients work undisturbed for so long between two kills, and up to as much again.
 const BETWEEN: Duration = Duration::from_millis(300);
+
+/// Of hosts apart: after how long without a sign of life one is taken for gone.
+const APART_TIMEOUT_MS: u64 = 200;
 
 /// For the rows of clients and what comes with them.
 const POOL_BYTES: u64 = 2 << 30;
@@ -54,6 +57,19 @@ pub struct FailoverArgs {
     /// failover: rows of so many bytes that the database has besides
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<ByteSize>,
+    /// failover: the size of the pool that is made [default: 2 GB, and three times the other rows]
+    #[arg(long, value_name = "SIZE", conflicts_with = "pool")]
+    pub pool_size: Option<ByteSize>,
+    /// failover: an index of the other rows is made before each kill, and the standby is still filling its own then
+    #[arg(long, requires = "resident")]
+    pub index: bool,
+    /// failover: hosts as on machines of their own: they share no sockets, and the one that takes writes is stopped and says nothing
+    /// more. Clients wait 100 ms for an answer
+    #[arg(long, conflicts_with = "host")]
+    pub apart: bool,
+    /// failover: the hosts' `host_timeout` in ms [default: the hosts' own; with --apart 200]
+    #[arg(long, value_name = "MS")]
+    pub host_timeout: Option<u64>,
     /// failover: a host of a cluster that is there, HOST:PORT, once for each
     #[arg(long, value_name = "ADDRESS")]
     pub host: Vec<String>,
@@ -82,6 +98,10 @@ pub struct FailoverResult {
     pub connections: usize,
     pub signal: Signal,
     pub resident_bytes: u64,
+    /// An index of the other rows was being filled at each kill.
+    pub index: bool,
+    /// Hosts shared no sockets, and learned of each other by heartbeats alone.
+    pub apart: bool,
     /// Of each kill, the clients' times in ms, sorted.
     pub kills: Vec<Vec<f64>>,
     /// How often a host was paused.
@@ -120,11 +140,23 @@ pub async fn run_failover(args: &BenchArgs) -> Result<ExitCode> {
     if options.kills == 0 {
         return Err(invalid("a host must be killed at least once"));
     }
+    if options.apart && options.signal == Signal::Pause {
+        return Err(invalid("hosts that are paused share their machine"));
+    }
     let login = Login { user: options.user.clone(), database: options.database.clone() };
     let cluster = if options.host.is_empty() {
         let size = ByteSize(POOL_BYTES + 3 * options.resident.map_or(0, |bytes| bytes.0));
-        let (pool, near) = (options.pool.as_deref(), args.near);
-        Cluster::Pool(PoolHosts::start(pool, size, near, &options.host_argument, options.signal).await?)
+        let setup = PoolSetup {
+            location: options.pool.clone(),
+            size: options.pool_size.unwrap_or(size),
+            near: args.near,
+            settings: options.host_argument.clone(),
+            // A machine that is gone says no more than a host that is stopped: the kernel tells nobody of it.
+            signal: if options.apart { Signal::Stop } else { options.signal },
+            apart: options.apart,
+            host_timeout: options.host_timeout.or(options.apart.then_some(APART_TIMEOUT_MS)),
+        };
+        Cluster::Pool(PoolHosts::start(setup).await?)
     } else {
         let (Some(end), Some(restore)) = (&options.end_with, &options.restore_with) else {
             return Err(invalid("a cluster that is there needs --end-with and --restore-with"));
@@ -150,7 +182,8 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
         load(&mut admin, resident).await?;
     }
     drop(admin);
-    let clients = Clients::start(connections, login, cluster.addresses());
+    let patience = if options.apart { Patience::APART } else { Patience::default() };
+    let clients = Clients::start(connections, login, cluster.addresses(), patience);
     until(|| clients.are_at_work(), "a client did not begin").await?;
     let (ends, pauses) = match options.signal {
         Signal::Kill | Signal::Stop => (options.kills, 0),
@@ -163,6 +196,9 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
         clients.look_at(cluster.addresses());
         // Not in step with anything that a host does at intervals.
         tokio::time::sleep(BETWEEN + BETWEEN.mul_f64(f64::from(kill as u32 * 7 % 10) / 10.0)).await;
+        if options.index {
+            make_index(&primary, login).await?;
+        }
         let at = cluster.end(&primary).await?;
         until(|| clients.resumed_after(at).iter().all(Option::is_some), "a client did not go on").await?;
         let resumed = clients.resumed_after(at).into_iter().flatten();
@@ -190,6 +226,8 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
         connections,
         signal: options.signal,
         resident_bytes: resident,
+        index: options.index,
+        apart: options.apart,
         kills,
         pauses,
         false_failovers,
@@ -258,6 +296,14 @@ async fn load(admin: &mut Client, bytes: u64) -> Result<()> {
         );
         admin.query(&sql).await?.succeeded()?;
     }
+    Ok(())
+}
+
+/// Makes the index of the other rows anew. When this returns, the standby has the record of it before itself, or fills its own.
+async fn make_index(primary: &str, login: &Login) -> Result<()> {
+    let (mut admin, _) = Client::log_in(primary, login).await?;
+    admin.query("DROP INDEX IF EXISTS resident_body").await?.succeeded()?;
+    admin.query("CREATE INDEX resident_body ON resident (body)").await?.succeeded()?;
     Ok(())
 }
 

@@ -16,6 +16,9 @@ fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
     let machine = &result.machine;
     let times = result.kills.len() + result.pauses;
     let ended = match result.signal {
+        _ if result.apart => {
+            "Hosts shared memory alone, as if each was on a machine of its own; the host that takes writes was stopped (SIGSTOP)"
+        }
         Signal::Kill => "The host that takes writes was killed (SIGKILL)",
         Signal::Stop => "The host that takes writes was stopped (SIGSTOP)",
         Signal::Pause => "A host was stopped for a moment (SIGSTOP, SIGCONT)",
@@ -34,6 +37,9 @@ fn write(result: &FailoverResult, text: &mut String) -> std::fmt::Result {
         result.hosts,
         match result.resident_bytes {
             0 => String::new(),
+            bytes if result.index => {
+                format!(", with {} of other rows, an index of which was made before each kill", ByteSize(bytes))
+            }
             bytes => format!(", with {} of other rows", ByteSize(bytes)),
         },
         result.connections,

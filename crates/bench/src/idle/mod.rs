@@ -202,7 +202,7 @@ fn ways(pool: &MadePool, profile: Option<&Profile>, threads: Option<usize>) -> R
 }
 
 /// Writes the tables as Parquet files, unless they are there.
-async fn generate(folder: &Path, scale_factor: f64, workload: &Workload) -> Result<()> {
+pub(crate) async fn generate(folder: &Path, scale_factor: f64, workload: &Workload) -> Result<()> {
     if workload.tables.iter().all(|table| folder.join(format!("{}.parquet", table.name)).exists()) {
         return Ok(());
     }
