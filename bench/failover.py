@@ -26,7 +26,11 @@ PATRONI = [
     ("tuned, PostgreSQL alone is killed", TUNED, False),
     ("tuned and synchronous, PostgreSQL alone is killed", dict(TUNED, synchronous_mode=True), False),
 ]
-TIDEPOOL_RUNS = [("killed", []), ("stopped", ["--signal", "stop"])]
+TIDEPOOL_RUNS = [
+    ("killed", []),
+    ("stopped", ["--signal", "stop"]),
+    ("stopped, hosts share memory alone, `host_timeout` 200 ms, clients wait 100 ms for an answer", ["--apart"]),
+]
 
 
 def failover(args, arguments):
@@ -44,7 +48,9 @@ def beside(args):
     for title, arguments in TIDEPOOL_RUNS:
         yield f"Tidepool, {title}", failover(args, ["--kills", str(args.kills), *arguments]), None
     if args.resident:
-        yield f"Tidepool, killed, with {args.resident} of rows", failover(args, ["--kills", str(args.kills), "--resident", args.resident]), None
+        for more, title in [([], ""), (["--index"], ", an index of which is being filled")]:
+            arguments = ["--kills", str(args.resident_kills), "--resident", args.resident, *more]
+            yield f"Tidepool, killed, with {args.resident} of rows{title}", failover(args, arguments), None
     for title, dcs, whole_node in PATRONI:
         cluster = patroni.Cluster(dcs)
         try:
@@ -94,6 +100,7 @@ def main():
     parser.add_argument("--peer-kills", type=int, default=3, help="of Patroni's: each takes up to a minute")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--resident", help="a further run with rows of so many bytes, such as 10GB")
+    parser.add_argument("--resident-kills", type=int, default=5, help="in these runs: an index of many rows takes its time")
     parser.add_argument("--only", choices=["tidepool", "patroni"])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/failover.md")
     args = parser.parse_args()
