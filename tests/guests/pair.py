@@ -23,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 PATIENCE = 600.0
 # Silent for so long, a primary is taken over from. Longer than the host delays a guest.
 HOST_TIMEOUT = "10s"
+# More rows than are written before their machine pauses or dies.
+WRITES = 30_000
 # A serial port holds back at most so many bytes of what a writer was told: a page in its kernel, and what QEMU has of it.
 HELD_BACK = 4096 + 64
 POOL = "dax:/dev/dax0.0"
@@ -253,6 +255,8 @@ class Pair:
     def takes_over(self, dead: Guest, heir: Guest, first: int, written: int) -> int:
         """The heir is primary, and has all that was acknowledged at the other one. Returns how many rows there are."""
         heir.comes_to_answer("SELECT pg_is_in_recovery()", "f")
+        if "writer ended" in dead.writer.text[written:]:
+            raise Failed(f"the writer at {dead.name} came to its end before that")
         there = int(heir.does('sql -c "SELECT count(*) FROM t"').split()[-1])
         acknowledged = dead.acknowledged(written)
         self.tell(f"{acknowledged} insertions were acknowledged at {dead.name}; {heir.name} has {there} rows\n")
@@ -308,7 +312,7 @@ def failover(pair: Pair) -> None:
             only(giver, "a", "b")
     with pair.step("a machine that pauses is taken over from by its heartbeats"):
         mark = len(a.writer.text)
-        a.does("writer 5001 4000")
+        a.does(f"writer 5001 {WRITES}")
         a.writer.wait("^(INSERT 0 1\n){20}", mark)
         # It asks when the machine wakes.
         a.does('asks "SELECT 1111 + count(*) FROM t"')
@@ -346,7 +350,7 @@ def failover(pair: Pair) -> None:
             raise Failed(said)
     with pair.step("a machine that dies is taken over from, and what it had is in quarantine"):
         mark = len(b.writer.text)
-        b.does(f"writer {rows + 1} 4000")
+        b.does(f"writer {rows + 1} {WRITES}")
         b.writer.wait("^(INSERT 0 1\n){20}", mark)
         b.die()
         rows = pair.takes_over(b, a, rows, mark)
@@ -365,7 +369,7 @@ def failover(pair: Pair) -> None:
         b.comes_to_answer("SELECT count(*) FROM t", str(rows))
     with pair.step("a fence command ends a machine that pauses"):
         mark, asked = len(a.writer.text), len(b.fourth.text)
-        a.does(f"writer {rows + 1} 4000")
+        a.does(f"writer {rows + 1} {WRITES}")
         a.writer.wait("^(INSERT 0 1\n){20}", mark)
         a.pause()
         b.fourth.wait("^fence a$", asked)
@@ -417,7 +421,7 @@ def dealt(pair: Pair) -> None:
         b.answers(WHOLE, "t")
     with pair.step("a machine that dies loses nothing that it acknowledged"):
         mark = len(b.writer.text)
-        b.does(f"writer {rows + 2} 4000")
+        b.does(f"writer {rows + 2} {WRITES}")
         b.writer.wait("^(INSERT 0 1\n){20}", mark)
         b.die()
         a.refuses("is held by host 2", "serve a2 --machine 1 --slice 2 --role primary")

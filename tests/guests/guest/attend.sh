@@ -14,6 +14,8 @@ sql() { tidepool sql $url --format csv "$@"; }
 # serve NAME ARGUMENTS…: until it answers; its process is $server.
 serve() {
     name=$1; shift
+    # What it said in an earlier life is no answer.
+    : > "/tmp/serve-$name"
     tidepool serve --pool "$pool" --name "$name" --listen 127.0.0.1:5477 --near 64MB --far pool: --threads 2 "$@" \
         > "/tmp/serve-$name" 2>&1 3<&- &
     server=$!
