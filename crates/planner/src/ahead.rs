@@ -9,6 +9,8 @@ use crate::direct::cache::{Known, OfText};
 use crate::direct::template::Template;
 use crate::planner::Planner;
 use crate::settings::{self, Settings};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{Error, Result};
@@ -49,9 +51,30 @@ impl StatementInUse {
     }
 }
 
+/// What was looked at already of what sessions have in common, so that a look costs little where there is nothing new.
+#[derive(Debug, Default)]
+pub struct LookedAt(HashSet<u64>);
+
+/// Of what was looked at so much is remembered.
+const LOOKED_AT_MAX: usize = 8_192;
+
+impl LookedAt {
+    /// Settings of what is made anew are others, by their address.
+    fn is_new(&mut self, key: &str, known: &Known) -> bool {
+        let mut hasher = DefaultHasher::new();
+        (key, known.role, Arc::as_ptr(&known.settings).addr()).hash(&mut hasher);
+        // Of two with one hash, one is not passed on.
+        self.0.insert(hasher.finish())
+    }
+}
+
 impl Planner {
-    /// What sessions have prepared for what exists now, at most so many: what most of them have in common first.
-    pub fn statements_in_use(&self, most: usize) -> Vec<StatementInUse> {
+    /// What sessions have prepared for what exists now and was not looked at before, at most so many: what most of them have in common
+    /// first.
+    pub fn statements_in_use(&self, most: usize, looked_at: &mut LookedAt) -> Vec<StatementInUse> {
+        if looked_at.0.len() > LOOKED_AT_MAX {
+            looked_at.0.clear();
+        }
         let state = self.database().state();
         let is_now = |known: &Known| known.state.is_of(&state);
         let mut statements = Vec::new();
@@ -62,6 +85,7 @@ impl Planner {
             if let Ok(oids) = oids
                 && is_now(prepared.known())
                 && text.len() <= TEXT_BYTES_MAX
+                && looked_at.is_new(&key, prepared.known())
             {
                 statements.push(StatementInUse::new(self, prepared.known(), text, oids, None));
             }
@@ -76,6 +100,7 @@ impl Planner {
                 && known.program.is_some()
                 && is_now(&known)
                 && text.len() <= TEXT_BYTES_MAX
+                && looked_at.is_new(&key, &known)
             {
                 statements.push(StatementInUse::new(self, &known, text, Vec::new(), Some(kinds.to_owned())));
             }
@@ -150,9 +175,11 @@ mod tests {
                 assert!(session.direct_of_text(BY_KEY).await.is_some());
             });
         }
-        let in_use = primary.statements_in_use(10);
-        assert_eq!(in_use.iter().map(|one| one.text.as_str()).collect::<Vec<_>>()[0], INSERT);
-        assert_eq!(primary.statements_in_use(1).len(), 1);
+        let mut looked_at = LookedAt::default();
+        let in_use = primary.statements_in_use(10, &mut looked_at);
+        assert_eq!(in_use[0].text, INSERT);
+        assert!(primary.statements_in_use(10, &mut looked_at).is_empty());
+        assert_eq!(primary.statements_in_use(1, &mut LookedAt::default()).len(), 1);
         for statement in &in_use {
             let passed = StatementInUse::from_bytes(&statement.to_bytes()).unwrap();
             assert_eq!(passed, *statement);
@@ -179,10 +206,10 @@ mod tests {
                 session.execute(&statement, &[]).await.unwrap();
             }
         });
-        let in_use = primary.statements_in_use(10);
+        let in_use = primary.statements_in_use(10, &mut LookedAt::default());
         assert!(!in_use.is_empty());
         assert!(in_use.iter().any(|statement| standby.prepare_ahead(statement).is_err()));
         assert_eq!(StatementInUse::from_bytes(b"[1, 2]"), None);
-        assert!(standby.statements_in_use(10).is_empty());
+        assert!(standby.statements_in_use(10, &mut LookedAt::default()).is_empty());
     }
 }

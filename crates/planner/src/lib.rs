@@ -94,7 +94,7 @@ mod windows;
 mod with_queries;
 mod workload;
 
-pub use ahead::StatementInUse;
+pub use ahead::{LookedAt, StatementInUse};
 pub use catalog::function_names;
 pub use direct::RowSink;
 pub use direct::datum::Datum;

@@ -27,14 +27,14 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result};
 use tidepool_database::{Database, HostRole, StateMark};
-use tidepool_planner::{Planner, StatementInUse};
+use tidepool_planner::{LookedAt, Planner, StatementInUse};
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::words::Host;
@@ -50,10 +50,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Messages that wait for one standby. With more it is let go of.
 const QUEUE_MAX: usize = 8_192;
 
-/// Statements that a standby is told of, over one connection; at a time, and how long between two times.
+/// Statements that standbys are told of, and how long between two looks for more.
 const STATEMENTS_MAX: usize = 256;
-const STATEMENTS_AT_ONCE: usize = 16;
-const STATEMENTS_INTERVAL: Duration = Duration::from_millis(200);
+const STATEMENTS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A standby prepares statements anew when nothing that exists was changed for so long.
 const PREPARE_AFTER: Duration = Duration::from_millis(100);
@@ -137,6 +136,8 @@ struct Own {
     addresses: Vec<String>,
     /// By address, ends the accepting at one that was inherited.
     stops: HashMap<String, oneshot::Sender<()>>,
+    /// What its clients have prepared.
+    statements: HashSet<StatementInUse>,
 }
 
 impl Own {
@@ -265,10 +266,11 @@ impl Handover {
         }));
         let of_thread = handover.clone();
         handover.threads.lock().push(spawn("handover-attend", move || of_thread.attend())?);
-        if database.role() == HostRole::Following {
-            let of_thread = handover.clone();
-            handover.threads.lock().push(spawn("handover-plan", move || of_thread.prepare_statements())?);
-        }
+        let of_thread = handover.clone();
+        handover.threads.lock().push(spawn("handover-plan", move || {
+            of_thread.prepare_statements();
+            of_thread.tell_statements();
+        })?);
         Ok(Some((handover, listeners)))
     }
 
@@ -345,16 +347,17 @@ impl Handover {
                             listeners.map(|(kind, address, socket)| Message::Listener(kind, address, socket));
                         let clients =
                             own.clients.iter().map(|(number, socket)| Message::Client(*number, socket.clone()));
+                        let statements = own.statements.iter().cloned().map(Message::Statement);
                         // Whatever does not fit is as if the standby did not keep up.
-                        if listeners.chain(clients).any(|message| queue.try_send(message).is_err()) {
+                        if listeners.chain(clients).chain(statements).any(|message| queue.try_send(message).is_err()) {
                             continue;
                         }
                         own.standbys.push((next, queue));
                     }
-                    let (number, own, planner) = (next, self.own.clone(), Arc::downgrade(&self.planner));
+                    let (number, own) = (next, self.own.clone());
                     next += 1;
                     let told = spawn("handover-tell", move || {
-                        serve_standby(&connection, &messages, &own, &planner);
+                        serve_standby(&connection, &messages, &own);
                         own.lock().standbys.retain(|(known, _)| *known != number);
                     });
                     if let Err(error) = told {
@@ -416,6 +419,28 @@ impl Handover {
                 }
                 None => std::thread::sleep(LOOK_INTERVAL),
             }
+        }
+    }
+
+    /// Tells standbys what clients of this host have prepared, while it is primary.
+    fn tell_statements(&self) {
+        let (mut looked, mut looked_at) = (None::<Instant>, LookedAt::default());
+        while !self.is_stopped() && self.database.role() == HostRole::Primary {
+            let is_due = looked.is_none_or(|looked| looked.elapsed() >= STATEMENTS_INTERVAL);
+            let is_wanted = || {
+                let own = self.own.lock();
+                !own.standbys.is_empty() && own.statements.len() < STATEMENTS_MAX
+            };
+            if is_due && is_wanted() {
+                looked = Some(Instant::now());
+                for statement in self.planner.statements_in_use(STATEMENTS_MAX, &mut looked_at) {
+                    let mut own = self.own.lock();
+                    if own.statements.len() < STATEMENTS_MAX && own.statements.insert(statement.clone()) {
+                        own.tell(&Message::Statement(statement));
+                    }
+                }
+            }
+            std::thread::sleep(LOOK_INTERVAL);
         }
     }
 
@@ -569,28 +594,10 @@ impl Handover {
 }
 
 /// Until the standby is gone, does not keep up, or nothing is told any more.
-fn serve_standby(
-    connection: &ControlConnection,
-    messages: &Receiver<Message>,
-    own: &Mutex<Own>,
-    planner: &Weak<Planner>,
-) {
+fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, own: &Mutex<Own>) {
     tracing::info!("{} has the sockets of this host's clients", connection.peer());
-    let (mut looked, mut told, mut told_at) = (Instant::now(), HashSet::new(), None::<Instant>);
+    let mut looked = Instant::now();
     loop {
-        let is_due = told_at.is_none_or(|at| at.elapsed() >= STATEMENTS_INTERVAL);
-        if is_due && told.len() < STATEMENTS_MAX {
-            let Some(planner) = planner.upgrade() else { return };
-            let in_use = planner.statements_in_use(STATEMENTS_MAX).into_iter();
-            let new: Vec<_> = in_use.filter(|known| !told.contains(known)).take(STATEMENTS_AT_ONCE).collect();
-            for statement in new {
-                if Message::Statement(statement.clone()).send(connection).is_err() {
-                    return;
-                }
-                told.insert(statement);
-            }
-            told_at = Some(Instant::now());
-        }
         match messages.recv_timeout(LOOK_INTERVAL) {
             Ok(message) => {
                 if message.send(connection).is_err() {

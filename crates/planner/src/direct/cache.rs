@@ -83,7 +83,7 @@ impl<T: OfText> Shared<T> {
         let kept = self.0.lock();
         let found = |key: &Arc<str>| kept.found.get(key).copied().unwrap_or(0);
         let mut texts: Vec<(&Arc<str>, u64)> = kept.of_texts.keys().map(|key| (key, found(key))).collect();
-        texts.sort_unstable_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(other.0)));
+        texts.sort_unstable_by_key(|(_, found)| std::cmp::Reverse(*found));
         let of_text = |key: &Arc<str>| kept.of_texts[key].iter().map(|one| (key.clone(), one.clone())).collect();
         texts.into_iter().flat_map(|(key, _)| -> Vec<(Arc<str>, T)> { of_text(key) }).collect()
     }
