@@ -521,10 +521,9 @@ impl Database {
     fn check_snapshot_of(&self, roles: &Roles, ts: CommitTs) -> Result<()> {
         if let Some(log) = self.log.get()
             && log.durable() < ts
+            && roles.appended.may_be_shown(self.transactions(), ts, || log.durable())
         {
-            if roles.appended.may_be_shown(self.transactions(), ts, || log.durable()) {
-                log.wait_durable(ts, || Ok(()))?;
-            }
+            log.wait_durable(ts, || Ok(()))?;
         }
         roles.check()
     }
