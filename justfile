@@ -73,11 +73,12 @@ loom:
 pool-model:
     TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
 
-# Processes over one pool, killed at random moments and at every crash point, and stopped; and a simulated pool whose hosts pause, die
+# Processes over one pool, killed at random moments and at every crash point, and stopped, also while slices of a pool that is dealt
+# out change hands; and a simulated pool whose hosts pause, die
 # and wake between any two accesses; both also with a log in the pool.
 pool-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
-        cargo test --release -p tidepool-pool --test processes -- --nocapture
+        cargo test --release -p tidepool-pool --test processes --test slices -- --nocapture
     TIDEPOOL_STRESS_OPERATIONS=1000000 TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_STRESS_FAULTS=10000 \
         cargo test --release -p tidepool-pool --lib -- simulated each_bit --nocapture
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \

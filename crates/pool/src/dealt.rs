@@ -23,6 +23,7 @@
 
 use crate::memory::{At, Trouble};
 use crate::words::{Hold, HoldState, Number, Word};
+use tidepool_base::crash_point;
 
 /// Of one pool. Each has a line in each slice's page.
 pub const MACHINES_MAX: u8 = 16;
@@ -175,6 +176,7 @@ impl<M: Lines> Deals<M> {
         }
         let tenure = own.tenure + 1;
         self.put(hold_at(slice, me), Hold { tenure, start, state: HoldState::Taking })?;
+        crash_point("pool.slice.claimed");
         // Of two that come here at once, each has said so before it looks: one of them sees the other at least.
         if let Some(other) = self.other(slice, me)? {
             self.put(hold_at(slice, me), Hold { tenure, start, state: HoldState::Free })?;
@@ -182,6 +184,7 @@ impl<M: Lines> Deals<M> {
         }
         // What the caches have is of a tenure before, or was fetched by a look.
         self.memory.drop_slice(slice)?;
+        crash_point("pool.slice.taken");
         Ok(Taking::Taken(tenure))
     }
 
@@ -197,7 +200,9 @@ impl<M: Lines> Deals<M> {
             return Ok(false);
         }
         self.memory.drop_slice(slice)?;
+        crash_point("pool.slice.flushed");
         self.put(hold_at(slice, me), Hold { state: HoldState::Free, ..hold })?;
+        crash_point("pool.slice.given");
         Ok(true)
     }
 

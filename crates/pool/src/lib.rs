@@ -83,3 +83,13 @@ pub const CRASH_POINTS: &[&str] = &[
     "pool.reign.sealed",
     "pool.reign.orphaned",
 ];
+
+/// The same where a machine takes a slice of a pool that is dealt out, or gives it up.
+pub const SLICE_CRASH_POINTS: &[&str] = &[
+    "pool.slice.claimed",
+    "pool.slice.taken",
+    "pool.slice.buried",
+    "pool.slice.kept",
+    "pool.slice.flushed",
+    "pool.slice.given",
+];

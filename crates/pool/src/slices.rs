@@ -19,7 +19,7 @@ use crate::words::{DeviceState, DeviceWord, EventKind, Extent, Hold, HoldState, 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_device::{Device, Location, Mapping, Protection};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -28,6 +28,13 @@ const TAKING_WAIT: Duration = Duration::from_secs(60);
 
 /// Behind the locks of slots: a process of a machine that takes a slice, or gives it up, has the lock of this byte.
 const TAKING_LOCKS: u64 = (1 + MACHINES_MAX as u64) * SLOTS as u64;
+
+/// Behind these: a process that has a slice open as its machine's has a part in the lock of this byte, and of each machine's such.
+const USING_LOCKS: u64 = TAKING_LOCKS + MACHINES_MAX as u64;
+
+fn using_lock(machine: Machine, slice: Slice) -> u64 {
+    USING_LOCKS + u64::from(machine.0) * u64::from(MACHINES_MAX) + u64::from(slice.0)
+}
 
 /// Bits that tell this start of the machine from others.
 fn start() -> u32 {
@@ -53,6 +60,17 @@ impl OpenSlice {
         let Some((dealt, machine, tenure)) = &self.held else { return Ok(true) };
         let standing = dealt.told(dealt.deals.standing(self.slice, *machine))?;
         Ok(standing.is_some_and(|hold| hold.tenure == *tenure))
+    }
+}
+
+impl Drop for OpenSlice {
+    fn drop(&mut self) {
+        if let Some((dealt, machine, _)) = &self.held
+            && let Ok(device) = dealt.device()
+        {
+            // A process that is being started has the descriptor until it runs its program, and with it the lock.
+            let _ = device.unlock_byte(using_lock(*machine, self.slice));
+        }
     }
 }
 
@@ -277,7 +295,7 @@ impl DealtPool {
     fn alone(&self, slice: Slice) -> Result<Alone<'_>> {
         let (device, byte) = (self.device()?, TAKING_LOCKS + u64::from(slice.0));
         let end = Instant::now() + TAKING_WAIT;
-        while !device.lock_byte(byte).map_err(|error| Error::io("lock a byte of the pool", &error))? {
+        while !device.lock_byte(byte).map_err(lock_failed)? {
             if Instant::now() >= end {
                 return Err(Error::new(
                     SqlState::OBJECT_IN_USE,
@@ -303,6 +321,20 @@ impl DealtPool {
                 format!("host {} does not hold {}", u32::from(machine.0) + 1, shown(slice)),
             )
             .with_hint("tidepool pool list shows who does. Only the machine that holds it can give it up."));
+        }
+        // One that has opened it, and is about to join.
+        let using = using_lock(machine, slice);
+        if dealt.device()?.is_byte_locked(using).map_err(lock_failed)? {
+            let hosts = dealt.pool_of(slice, Protection::Read, None)?.hosts()?;
+            let in_use = Error::new(SqlState::OBJECT_IN_USE, format!("{} is in use", shown(slice)));
+            let error = match hosts.first() {
+                Some(view) => {
+                    let name = view.text.as_ref().map_or("", |text| text.name.as_str());
+                    in_use.with_detail(format!("{} \"{name}\" is {}.", view.host, view.ident.state.text()))
+                }
+                None => in_use.with_detail("A process of this machine has it open."),
+            };
+            return Err(error.with_hint("Stop it first."));
         }
         if standing.is_some_and(|hold| hold.state == HoldState::Held) {
             let pool = Arc::new(dealt.pool_of(slice, Protection::ReadWrite, None)?);
@@ -382,6 +414,10 @@ impl Drop for Alone<'_> {
     }
 }
 
+fn lock_failed(error: std::io::Error) -> Error {
+    Error::io("lock a byte of the pool", &error)
+}
+
 fn write_back(mapping: &Mapping) -> Result<()> {
     mapping.device().map_or(Ok(()), Device::write_back)
 }
@@ -408,6 +444,11 @@ impl Pool {
         dealt.check("slice", slice.0)?;
         let of_pool = DealtPool::open(location, Protection::ReadWrite)?;
         let _alone = dealt.alone(slice)?;
+        // Until the pool is closed: nobody gives the slice up from under this process.
+        let held = |tenure| -> Result<Option<(DealtPool, Machine, u32)>> {
+            of_pool.device()?.share_byte(using_lock(machine, slice)).map_err(lock_failed)?;
+            Ok(Some((of_pool, machine, tenure)))
+        };
         match dealt.told(dealt.deals.take(slice, machine, start()))? {
             Taking::Refused(by) if by == machine => {
                 let number = u32::from(machine.0) + 1;
@@ -422,14 +463,16 @@ impl Pool {
                 )))
             }
             Taking::Refused(by) => Err(held_by(location, slice, by)),
-            Taking::Kept(tenure) => dealt.pool_of(slice, Protection::ReadWrite, Some((of_pool, machine, tenure))),
+            Taking::Kept(tenure) => dealt.pool_of(slice, Protection::ReadWrite, held(tenure)?),
             Taking::Taken(tenure) => {
-                let pool = dealt.pool_of(slice, Protection::ReadWrite, Some((of_pool, machine, tenure)))?;
+                let pool = dealt.pool_of(slice, Protection::ReadWrite, held(tenure)?)?;
                 for view in pool.hosts()? {
                     // Whoever held the slice before has given it up, or is dead, with all its processes.
                     bury(&pool, view.host, &Death::by(Evidence::Machine), EventKind::Died)?;
                 }
+                crash_point("pool.slice.buried");
                 dealt.told(dealt.deals.keep(slice, machine, start(), tenure))?;
+                crash_point("pool.slice.kept");
                 pool.record(EventKind::SliceTaken, Slot(0), u64::from(machine.0) + 1)?;
                 Ok(pool)
             }

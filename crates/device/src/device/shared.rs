@@ -157,6 +157,15 @@ impl Device {
         Ok(true)
     }
 
+    /// Locks a byte as others may, too, until it is unlocked or the device is closed. False: another open device has it to itself.
+    pub fn share_byte(&self, offset: u64) -> io::Result<bool> {
+        match self.byte_lock(libc::F_OFD_SETLK, libc::F_RDLCK, offset) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     pub fn unlock_byte(&self, offset: u64) -> io::Result<()> {
         self.byte_lock(libc::F_OFD_SETLK, libc::F_UNLCK, offset).map(drop)
     }
