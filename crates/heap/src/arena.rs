@@ -273,7 +273,7 @@ impl Arena {
                 TCACHES_MAX],
         }));
         // SAFETY: the hooks are leaked, and written for this. jemalloc does not change them.
-        let number = unsafe { jemalloc::create_arena((&raw const arena.hooks).cast_mut()) }
+        let number = unsafe { jemalloc::create_arena(std::ptr::from_ref(arena).cast_mut().cast()) }
             .map_err(|code| too_many(format!("jemalloc made no arena (error {code}).")))?;
         arena.number.store(number, Ordering::Relaxed);
         jemalloc::disable_muzzy(number)

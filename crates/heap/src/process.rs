@@ -48,6 +48,11 @@ struct Ground {
     tag: u16,
 }
 
+/// A ground's hooks, by a pointer to all of it: the hooks look at what is behind them, too.
+fn hooks_of(ground: &'static Ground) -> *mut extent_hooks_t {
+    std::ptr::from_ref(ground).cast_mut().cast()
+}
+
 struct Taken {
     space: Arc<Tablespace>,
     reserve: usize,
@@ -93,7 +98,7 @@ pub fn place_process_memory(space: &Arc<Tablespace>) -> Result<()> {
         let Some(tag) = TAG_MIN.checked_add(number as u16).filter(|tag| *tag < RESERVE_TAG) else { break };
         let ground: &'static Ground = Box::leak(Box::new(Ground { hooks: HOOKS, tag }));
         // SAFETY: the hooks are leaked, and what they promise is said there.
-        let set = unsafe { jemalloc::set_hooks(number, (&raw const ground.hooks).cast_mut()) };
+        let set = unsafe { jemalloc::set_hooks(number, hooks_of(ground)) };
         set.map_err(|code| Error::internal(format!("jemalloc took no hooks (error {code})")))?;
         if number == for_large {
             // As jemalloc makes it: what is large goes back at once.
@@ -288,4 +293,134 @@ unsafe extern "C" fn merge_extents(
 ) -> bool {
     // True: refused. Neighbours may be of the tablespace and of the system.
     is_in_space(address_a) != is_in_space(address_b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidepool_base::TablespaceId;
+    use tidepool_device::Location;
+    use tidepool_tablespace::TablespaceConfig;
+
+    const SPACE_BYTES: usize = 1 << 20;
+    const TAG: u16 = TAG_MIN + 7;
+
+    /// An arena as jemalloc sees it: the hooks alone.
+    #[derive(Clone, Copy)]
+    struct Hooks(*mut extent_hooks_t);
+
+    // SAFETY: the ground is leaked, and nobody writes to it.
+    unsafe impl Send for Hooks {}
+
+    impl Hooks {
+        fn take(self, size: usize, alignment: usize, wants_zeroes: bool) -> *mut u8 {
+            let (mut zero, mut commit) = (wants_zeroes, true);
+            // SAFETY: the hooks are a ground's; the flags are there.
+            let block = unsafe { take_extent(self.0, null_mut(), size, alignment, &raw mut zero, &raw mut commit, 0) };
+            assert!(!block.is_null() && block.addr().is_multiple_of(alignment) && commit && (zero || !wants_zeroes));
+            if zero {
+                // SAFETY: the extent is this caller's, and was said to hold zeroes.
+                let is_zero = (0..size).step_by(512).all(|at| unsafe { block.cast::<u8>().add(at).read() } == 0);
+                assert!(is_zero, "zeroes were promised");
+            }
+            // SAFETY: the extent is this caller's, to its last byte.
+            unsafe { block.cast::<u8>().write_bytes(0xa5, size) };
+            block.cast()
+        }
+
+        /// Whether it is the tablespace's again.
+        fn give_back(self, block: *mut u8, size: usize) -> bool {
+            // SAFETY: what `take` returned, or a part of it, once.
+            !unsafe { give_extent_back(self.0, block.cast(), size, true, 0) }
+        }
+    }
+
+    /// What jemalloc does with extents: it takes and writes them, has them zeroed, splits and merges them, and gives them back in
+    /// parts. Nothing of jemalloc runs here, so Miri looks at every access.
+    #[test]
+    fn extents_come_from_the_tablespace_and_go_back_to_it() {
+        let config = TablespaceConfig {
+            name: "own".into(),
+            location: Location::Anon,
+            size_bytes: Some(SPACE_BYTES as u64),
+            profile: None,
+            profiles: Vec::new(),
+            huge_pages: false,
+            populate_bytes: 0,
+        };
+        let space = Tablespace::open(TablespaceId(7), config).unwrap();
+        let reserved = space.allocate_tagged(RESERVE_BYTES, PAGE_BYTES, RESERVE_TAG).unwrap();
+        let taken = Taken { space: Arc::clone(&space), reserve: reserved.address.as_ptr().expose_provenance() };
+        assert!(TAKEN.set(taken).is_ok(), "no other test of this program takes a tablespace");
+        let hooks = Hooks(hooks_of(Box::leak(Box::new(Ground { hooks: HOOKS, tag: TAG }))));
+
+        let (small, large) = (4 * PAGE_BYTES, 16 * PAGE_BYTES);
+        let block = hooks.take(large, 4 * PAGE_BYTES, true);
+        assert_eq!((page_tag(block), bytes()), (Some(TAG), large as u64));
+        assert!(is_movable(TAG) && !is_movable(RESERVE_TAG) && !is_movable(TAG_MIN - 1));
+        // In two parts, the second first; and then used again, with what was there.
+        let second = block.wrapping_add(large / 2);
+        // SAFETY: both parts are of one extent.
+        assert!(!unsafe { split_extent(hooks.0, block.cast(), large, large / 2, large / 2, true, 0) });
+        assert!(hooks.give_back(second, large / 2));
+        assert_eq!((page_tag(second), bytes()), (Some(0), large as u64 / 2));
+        // SAFETY: the first part is still taken.
+        assert_eq!(unsafe { block.add(large / 2 - 1).read() }, 0xa5);
+        let again = hooks.take(large / 2, PAGE_BYTES, true);
+        // SAFETY: both are taken.
+        assert!(!unsafe { merge_extents(hooks.0, block.cast(), large / 2, again.cast(), large / 2, true, 0) });
+        assert!(hooks.give_back(again, large / 2) && hooks.give_back(block, large / 2));
+        assert_eq!(bytes(), 0);
+
+        // Neither at a given address, nor without memory.
+        let (mut zero, mut commit) = (false, true);
+        // SAFETY: the hooks are a ground's; the flags are there.
+        let fixed = unsafe { take_extent(hooks.0, block.cast(), small, PAGE_BYTES, &raw mut zero, &raw mut commit, 0) };
+        commit = false;
+        // SAFETY: as above.
+        let bare = unsafe { take_extent(hooks.0, null_mut(), small, PAGE_BYTES, &raw mut zero, &raw mut commit, 0) };
+        assert!(fixed.is_null() && bare.is_null());
+
+        // More than there is room for: the system's, which stays with jemalloc, and is no neighbour of the tablespace's.
+        let foreign = hooks.take(SPACE_BYTES, 2 * PAGE_BYTES, true);
+        assert_eq!((page_tag(foreign), bytes()), (None, 0));
+        let block = hooks.take(small, PAGE_BYTES, false);
+        // SAFETY: both are taken.
+        assert!(unsafe { merge_extents(hooks.0, block.cast(), small, foreign.cast(), SPACE_BYTES, true, 0) });
+        assert!(!hooks.give_back(foreign, SPACE_BYTES) && hooks.give_back(block, small));
+
+        // From several threads, and given back by others.
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(move || {
+                        (0..4).map(|_| hooks.take(small, PAGE_BYTES, true).expose_provenance()).collect()
+                    })
+                })
+                .collect();
+            let blocks: Vec<Vec<usize>> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+            let mut all = blocks.concat();
+            all.sort_unstable();
+            assert!(all.windows(2).all(|pair| pair[0] + small <= pair[1]), "extents overlap");
+            for address in all {
+                assert!(hooks.give_back(std::ptr::with_exposed_provenance_mut(address), small));
+            }
+        });
+        assert_eq!(bytes(), 0);
+
+        // The reserve, which is never freed.
+        let layout = Layout::from_size_align(40, 8).unwrap();
+        let (one, two) = (reserve(layout), reserve(layout));
+        assert!(one.addr().is_multiple_of(16) && two.addr() >= one.addr() + 40);
+        // SAFETY: both are this test's.
+        unsafe {
+            one.write_bytes(1, 40);
+            two.write_bytes(2, 40);
+            free(two, 40, 0, RESERVE_TAG);
+            assert_eq!((one.add(39).read(), two.read()), (1, 2));
+        }
+        assert!(reserve(Layout::from_size_align(8, 64).unwrap()).is_null());
+        assert!(reserve(Layout::from_size_align(RESERVE_BYTES + 1, 8).unwrap()).is_null());
+        assert!((0..RESERVE_BYTES / 4096).any(|_| reserve(Layout::from_size_align(4096, 16).unwrap()).is_null()));
+    }
 }
