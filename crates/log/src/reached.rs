@@ -29,7 +29,7 @@ impl Reached {
     /// Whether `point` is reached. Then all is seen that was done before it was said.
     #[inline]
     pub fn is_at(&self, point: u64) -> bool {
-        self.point.load(Ordering::Relaxed) >= point
+        self.point.load(Ordering::Acquire) >= point
     }
 
     /// All up to `point` is done. It never goes back.
