@@ -137,7 +137,7 @@ mod tests {
         // Late: it does not go back.
         reached.reach(6);
         assert!(reached.is_at(7) && !reached.is_at(8));
-        assert_eq!([&early, &late, &gone].map(|(_, counts)| of(counts)), [[1, 0], [0, 0], [0, 0]]);
+        assert_eq!([&early.1, &late.1, &gone.1].map(|counts| of(counts)), [[1, 0], [0, 0], [0, 0]]);
         reached.stop(&Err(Error::internal("closing")));
         assert_eq!(of(&late.1), [0, 1]);
         let (too_late, counts) = counted();

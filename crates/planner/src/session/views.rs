@@ -20,9 +20,8 @@ impl Session {
         let facts = running.facts.clone();
         let view = resolve::new_name(&facts, name)?;
         let (columns, query) = (columns.to_vec(), query.clone());
-        let defining = self.plan_apart(text, async move {
-            crate::view::define(&facts, view, &columns, &query, or_replace).map_err(|error| query.place(error))
-        });
+        let defining =
+            self.plan_apart(text, async move { crate::view::define(&facts, view, &columns, &query, or_replace) });
         let view = defining.await?;
         self.write(running, move |transaction, _| transaction.create_view(view, or_replace).map(drop)).await?;
         Ok(Outcome::command("CREATE VIEW"))
