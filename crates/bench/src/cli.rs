@@ -264,8 +264,6 @@ pub(crate) async fn execute(request: &Request) -> Result<BenchResult> {
     };
     let machine = machine::machine();
     let tablespaces = engine.database().map(|database| tablespaces(database)).unwrap_or_default();
-    // What is leased from a pool goes back now, and not when another host finds this process dead.
-    engine.database().map_or(Ok(()), |database| database.close())?;
     let identity = serde_json::to_string(&(&configuration, &machine, &tablespaces))
         .map_err(|error| Error::internal(format!("could not write the configuration: {error}")))?;
     Ok(BenchResult {
