@@ -3,6 +3,9 @@
 //!
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-pool --test processes -- --nocapture`
 
+mod common;
+
+use common::{Ends, Random, location};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -22,23 +25,6 @@ use tidepool_pool::words::{Contents, Database, End, Extent, Generation, Kind, Ow
 const POOL_VARIABLE: &str = "TIDEPOOL_TEST_POOL";
 const MODE_VARIABLE: &str = "TIDEPOOL_TEST_MODE";
 const EXTENTS: u64 = 24;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // splitmix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
-fn location(path: &Path) -> Location {
-    Location::File(path.to_owned())
-}
 
 fn open(path: &Path) -> Arc<Pool> {
     Arc::new(Pool::open(&location(path)).unwrap())
@@ -88,32 +74,6 @@ fn join(pool: &Arc<Pool>, name: &str, database: &str) -> Result<Member> {
 }
 
 // ------------------------------------------------------------------------------------------------------ the child
-
-/// The first and the last word of an extent, as one.
-#[derive(Clone, Copy)]
-struct Ends(*mut u64, *mut u64);
-
-impl Ends {
-    fn of(member: &Member, extent: Extent) -> Result<Ends> {
-        let (base, len) = member.extent(extent)?;
-        let first: *mut u64 = base.as_ptr().cast();
-        Ok(Ends(first, first.wrapping_add(len / 8 - 1)))
-    }
-
-    fn write(self, mark: u64) {
-        // SAFETY: both are in an extent that the process owns, mapped as long as its pool is open. Volatile, as the test is
-        // about others that may store there wrongly.
-        unsafe {
-            self.0.write_volatile(mark);
-            self.1.write_volatile(mark);
-        }
-    }
-
-    fn read(self) -> (u64, u64) {
-        // SAFETY: as above.
-        unsafe { (self.0.read_volatile(), self.1.read_volatile()) }
-    }
-}
 
 /// Not a test: what the others start, stop and kill.
 #[test]

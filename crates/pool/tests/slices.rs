@@ -4,6 +4,9 @@
 //!
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-pool --test slices -- --nocapture`
 
+mod common;
+
+use common::{Ends, Random, location};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -34,26 +37,9 @@ const EXTENTS: u64 = 6;
 /// Within a slice that is in use.
 const WITHIN: &[&str] = &["pool.joined", "pool.lease.zeroed", "pool.publish.summed", "pool.back.returning"];
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // splitmix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
 struct Place {
     _folder: tempfile::TempDir,
     path: PathBuf,
-}
-
-fn location(path: &Path) -> Location {
-    Location::File(path.to_owned())
 }
 
 /// Two slices. `None` where a lock that is free does not say that a process has ended.
@@ -111,32 +97,6 @@ fn join(pool: &Arc<Pool>, name: &str) -> Result<Member> {
 }
 
 // ------------------------------------------------------------------------------------------------------ the child
-
-/// The first and the last word of an extent, as one.
-#[derive(Clone, Copy)]
-struct Ends(*mut u64, *mut u64);
-
-impl Ends {
-    fn of(member: &Member, extent: Extent) -> Result<Ends> {
-        let (base, len) = member.extent(extent)?;
-        let first: *mut u64 = base.as_ptr().cast();
-        Ok(Ends(first, first.wrapping_add(len / 8 - 1)))
-    }
-
-    fn write(self, mark: u64) {
-        // SAFETY: both are in an extent that the process owns, mapped as long as its pool is open. Volatile, as the test is
-        // about others that may store there wrongly.
-        unsafe {
-            self.0.write_volatile(mark);
-            self.1.write_volatile(mark);
-        }
-    }
-
-    fn read(self) -> (u64, u64) {
-        // SAFETY: as above.
-        unsafe { (self.0.read_volatile(), self.1.read_volatile()) }
-    }
-}
 
 /// Not a test: what the others start and kill.
 #[test]
