@@ -8,7 +8,7 @@ use crate::cli::BenchArgs;
 use crate::machine::{self, Machine};
 use crate::progress::say;
 use crate::result::quantile;
-use crate::served::{MadePool, Served};
+use crate::served::{MadePool, Served, load};
 use crate::workload::Workload;
 use serde::Serialize;
 use std::fmt::Write;
@@ -60,13 +60,7 @@ pub async fn run_restart(args: &BenchArgs) -> Result<ExitCode> {
     let mut server = Served::start_with(&arguments).await?;
     let mut client = server.connect().await?;
     let started = Instant::now();
-    for table in &workload.tables {
-        client.query(&table.ddl).await?.succeeded()?;
-        let file = folder.join(format!("{}.parquet", table.name)).display().to_string().replace('\'', "''");
-        let name = &table.name;
-        client.query(&format!("COPY {name} FROM '{file}' WITH (FORMAT parquet)")).await?.succeeded()?;
-        client.query(&format!("CALL tidepool.merge('{name}')")).await?.succeeded()?;
-    }
+    load(&mut client, &workload, &folder).await?;
     let load_seconds = started.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
     let last_order = client.query("SELECT max(o_orderkey) FROM orders").await?.succeeded()?.number(0)?;

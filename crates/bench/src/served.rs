@@ -1,6 +1,7 @@
-//! This program as servers that keep nothing, alone or in one pool.
+//! This program as servers, alone or in one pool.
 
 use crate::client::Client;
+use crate::workload::Workload;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use tidepool_base::{ByteSize, Error, Result};
@@ -85,6 +86,18 @@ impl Drop for ConfigFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
+}
+
+/// Makes a workload's tables, fills them from `folder`, which has a Parquet file of each one's name, and merges them into main.
+pub(crate) async fn load(client: &mut Client, workload: &Workload, folder: &Path) -> Result<()> {
+    for table in &workload.tables {
+        client.query(&table.ddl).await?.succeeded()?;
+        let file = folder.join(format!("{}.parquet", table.name)).display().to_string().replace('\'', "''");
+        let name = &table.name;
+        client.query(&format!("COPY {name} FROM '{file}' WITH (FORMAT parquet)")).await?.succeeded()?;
+        client.query(&format!("CALL tidepool.merge('{name}')")).await?.succeeded()?;
+    }
+    Ok(())
 }
 
 /// A pool of this program's, which goes with this value.

@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::machine::{self, Machine};
 use crate::progress::{Bar, say};
 use crate::result::quantile;
-use crate::served::{ConfigFile, MadePool, Served};
+use crate::served::{ConfigFile, MadePool, Served, load};
 use crate::workload::Workload;
 use ends::End;
 pub use memory::Resident;
@@ -238,13 +238,7 @@ impl Loaded {
         let mut client = server.connect().await?;
         let at_start = resident(server.pid, pool.file())?;
         let started = Instant::now();
-        for table in &workload.tables {
-            client.query(&table.ddl).await?.succeeded()?;
-            let file = folder.join(format!("{}.parquet", table.name)).display().to_string().replace('\'', "''");
-            let name = &table.name;
-            client.query(&format!("COPY {name} FROM '{file}' WITH (FORMAT parquet)")).await?.succeeded()?;
-            client.query(&format!("CALL tidepool.merge('{name}')")).await?.succeeded()?;
-        }
+        load(&mut client, workload, folder).await?;
         let load_seconds = started.elapsed().as_secs_f64();
         let after_load = resident(server.pid, pool.file())?;
         let arm = Arm { name, load_seconds, at_start, after_load, after_queries: after_load, peak: [0; 3] };
