@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{CRASH_POINT_VARIABLE, Error, Result, SqlState, cannot_test};
-use tidepool_device::{Device, Location, Mapping, Protection};
+use tidepool_device::{Device, Mapping, Protection};
 use tidepool_pool::SLICE_CRASH_POINTS;
 use tidepool_pool::check::{check, usage};
 use tidepool_pool::dealt::{Machine, Slice};
@@ -23,7 +23,7 @@ use tidepool_pool::liveness::Watcher;
 use tidepool_pool::member::{JoinOptions, Member};
 use tidepool_pool::pool::{CreateOptions, Pool};
 use tidepool_pool::slices::DealtPool;
-use tidepool_pool::words::{Extent, Generation, Kind, Role};
+use tidepool_pool::words::{Generation, Kind, Role};
 
 const POOL_VARIABLE: &str = "TIDEPOOL_TEST_DEALT_POOL";
 const MODE_VARIABLE: &str = "TIDEPOOL_TEST_DEALT_MODE";
