@@ -44,9 +44,13 @@ fn count(place: &Place, what: impl Fn(&str, &str) -> bool) -> u64 {
     all.filter(|((state, kind, _), _)| what(state, kind)).map(|(_, count)| count).sum()
 }
 
-/// Ends a process that writes nothing at its end.
+/// Ends a process that writes nothing at its end, and has left the pool once this returns.
 pub(super) fn end(database: Arc<Database>) {
     database.halt();
+    // A thread at work holds the database: it would leave the pool when that thread lets go, some time after the drop here.
+    if let Some(roles) = &database.roles {
+        roles.stop();
+    }
     drop(database);
 }
 
