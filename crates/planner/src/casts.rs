@@ -14,6 +14,7 @@ use crate::errors::carry;
 use crate::float_range;
 use crate::numerics;
 use crate::operators::{self, unnamed};
+use crate::rewrites::{Rewrite, RewritePlan, RewriteTree};
 use crate::rounding;
 use crate::types::{declared_type, type_of};
 use crate::unlike::{self, Side};
@@ -51,16 +52,13 @@ pub static INSTANT: LazyLock<DataType> =
 
 /// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
 /// what they are.
-pub fn map_expressions(
-    plan: LogicalPlan,
-    mut rewrite: impl FnMut(Expr) -> Result<Transformed<Expr>>,
-) -> Result<Transformed<LogicalPlan>> {
+pub fn map_expressions(plan: LogicalPlan, rewrite: Rewrite<Expr>) -> Result<Transformed<LogicalPlan>> {
     let names = NamePreserver::new(&plan);
     let mut named = |expr: Expr| {
         let name = names.save(&expr);
         Ok(rewrite(expr)?.update_data(|expr| name.restore(expr)))
     };
-    plan.map_expressions(|expr| match expr {
+    plan.rewrite_expressions(&mut |expr| match expr {
         sets @ Expr::GroupingSet(_) => sets.map_children(&mut named),
         expr => named(expr),
     })
@@ -71,12 +69,12 @@ pub fn rewrite_plan(
     plan: LogicalPlan,
     rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
-    let rewritten = plan.transform_up_with_subqueries(|plan| {
+    let rewritten = plan.rewrite_up_with_subqueries(&mut |plan| {
         let mut schema = merge_schema(&plan.inputs());
         if let LogicalPlan::TableScan(scan) = &plan {
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
-        let plan = map_expressions(plan, |expr| expr.transform_up(|expr| rewrite(expr, &schema)))?;
+        let plan = map_expressions(plan, &mut |expr| expr.rewrite_up(&mut |expr| rewrite(expr, &schema)))?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
     })?;
     Ok(rewritten.data)
@@ -100,7 +98,7 @@ impl AnalyzerRule for Literals {
 /// Casts values of a `VALUES` list whose types changed after the list's types were settled. The list's rows become arrays of the
 /// settled types without a look at their own: an unscaled decimal would be taken at another scale.
 fn settle_values(plan: LogicalPlan) -> Result<LogicalPlan> {
-    plan.transform_up_with_subqueries(|node| {
+    plan.rewrite_up_with_subqueries(&mut |node| {
         let LogicalPlan::Values(mut list) = node else { return Ok(Transformed::no(node)) };
         let nothing = DFSchema::empty();
         let mut changed = false;
@@ -771,7 +769,7 @@ fn as_decimals(left: &mut Expr, right: &mut Expr, schema: &DFSchema) -> bool {
 /// one is. So with instants and what a clock shows.
 fn unite_numbers(plan: LogicalPlan) -> Result<LogicalPlan> {
     let mut found = false;
-    plan.transform_up_with_subqueries(|node| {
+    plan.rewrite_up_with_subqueries(&mut |node| {
         let node = match node {
             LogicalPlan::Union(union) => united(union)?,
             LogicalPlan::Join(mut join) => {
@@ -1126,9 +1124,9 @@ fn is_float(expr: &Expr, schema: &DFSchema) -> bool {
 
 /// Arrow's integers wrap around.
 fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let checked = plan.transform_up_with_subqueries(|plan| {
+    let checked = plan.rewrite_up_with_subqueries(&mut |plan| {
         let schema = merge_schema(&plan.inputs());
-        let plan = map_expressions(plan, |expr| expr.transform_down(|expr| Ok(Checked::over(expr, &schema))))?;
+        let plan = map_expressions(plan, &mut |expr| expr.rewrite_down(&mut |expr| Ok(Checked::over(expr, &schema))))?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
     })?;
     Ok(checked.data)

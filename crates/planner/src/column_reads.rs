@@ -10,6 +10,7 @@ use crate::privileges::{self, Acting, Readable, denied_table};
 use crate::resolve::{self, Relation};
 use crate::scan;
 use crate::statement::fold;
+use crate::walk::walk;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchemaRef, JoinType, Result as PlanResult, TableReference};
 use datafusion::datasource::source_as_provider;
@@ -59,7 +60,7 @@ pub fn check_rows(facts: &SessionFacts, acting: &Acting, query: &ast::Query) -> 
         return Ok(());
     }
     let mut rows = Rows { facts, tables: Vec::new(), wildcards: BTreeSet::new(), names: BTreeSet::new() };
-    let _ = ast::Visit::visit(query, &mut rows);
+    let _ = walk(query, &mut rows);
     let Rows { tables, wildcards, names, .. } = rows;
     let is_column = |name: &String| tables.iter().any(|(_, table)| table.def.column_index(name).is_some());
     let is_row = |name: &String| wildcards.contains(name) || names.contains(name) && !is_column(name);

@@ -5,9 +5,10 @@
 //! that, its relations get names that no column has.
 
 use crate::statement::fold;
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{
     Expr, Ident, ObjectName, Query, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableAlias, TableFactor,
-    TableWithJoins, VisitMut, VisitorMut,
+    TableWithJoins, VisitorMut,
 };
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -15,9 +16,9 @@ use std::ops::ControlFlow;
 /// Renames relations that queries within their own refer to. True when there were any.
 pub fn rename(query: &mut Query) -> bool {
     let mut find = Walk { renamed: BTreeSet::new(), scopes: Vec::new(), queries: 0, applies: false };
-    let _ = query.visit(&mut find);
+    let _ = walk_mut(query, &mut find);
     let mut apply = Walk { scopes: Vec::new(), queries: 0, applies: true, ..find };
-    let _ = query.visit(&mut apply);
+    let _ = walk_mut(query, &mut apply);
     !apply.renamed.is_empty()
 }
 

@@ -18,6 +18,7 @@ use crate::facts::SessionFacts;
 use crate::optimizer::{estimate, nulls};
 use crate::origins::{self, Origins};
 use crate::plan_cache::{self, KeptPlan, TemplateState};
+use crate::rewrites::{RewritePlan, RewriteTree};
 use crate::session::{Shape, Source, describe, describe_command, describe_query};
 use crate::settings::PlanSharing;
 use crate::statement::{Command, Statement};
@@ -360,14 +361,14 @@ fn logical_plan(
 fn of_any_time(plan: LogicalPlan) -> PlanResult<LogicalPlan> {
     let is_time = |expr: &Expr| matches!(expr, Expr::ScalarFunction(function) if function.func.name() == "now" && function.args.is_empty());
     let tells = |expr: &Expr| expr.exists(|expr| Ok(is_time(expr)));
-    let replace = |node: LogicalPlan| {
+    let mut replace = |node: LogicalPlan| {
         let names = NamePreserver::new(&node);
-        node.map_expressions(|expr| {
+        node.rewrite_expressions(&mut |expr| {
             if !tells(&expr)? {
                 return Ok(Transformed::no(expr));
             }
             let name = names.save(&expr);
-            let expr = expr.transform_up(|expr| {
+            let expr = expr.rewrite_up(&mut |expr| {
                 if !is_time(&expr) {
                     return Ok(Transformed::no(expr));
                 }
@@ -377,7 +378,7 @@ fn of_any_time(plan: LogicalPlan) -> PlanResult<LogicalPlan> {
             Ok(Transformed::yes(name.restore(expr.data)))
         })
     };
-    Ok(plan.transform_down_with_subqueries(replace)?.data)
+    Ok(plan.rewrite_down_with_subqueries(&mut replace)?.data)
 }
 
 /// The transaction's time.
@@ -485,7 +486,7 @@ fn replaced(
     value_of: &dyn Fn(&str) -> Option<ScalarValue>,
     simplify: Option<&SessionState>,
 ) -> PlanResult<LogicalPlan> {
-    let replace = |node: LogicalPlan| {
+    let mut replace = |node: LogicalPlan| {
         let mut any = false;
         node.apply_expressions(|expr| {
             any |= expr.exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))?;
@@ -502,13 +503,13 @@ fn replaced(
             _ => None,
         };
         let names = NamePreserver::new(&node);
-        node.map_expressions(|expr| {
+        node.rewrite_expressions(&mut |expr| {
             if !expr.exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))? {
                 return Ok(Transformed::no(expr));
             }
             let name = names.save(&expr);
             let expr = expr
-                .transform_up(|expr| {
+                .rewrite_up(&mut |expr| {
                     let Expr::Placeholder(placeholder) = &expr else { return Ok(Transformed::no(expr)) };
                     Ok(match value_of(&placeholder.id) {
                         Some(value) => Transformed::yes(Expr::Literal(value, None)),
@@ -523,7 +524,7 @@ fn replaced(
             Ok(Transformed::yes(name.restore(expr)))
         })
     };
-    Ok(plan.transform_down_with_subqueries(replace)?.data)
+    Ok(plan.rewrite_down_with_subqueries(&mut replace)?.data)
 }
 
 /// Whether its expressions are conditions, whose names nobody refers to.
@@ -573,12 +574,12 @@ pub(crate) fn value_for_estimates(id: &str) -> Option<ScalarValue> {
 
 /// A condition with the values that estimates take its parameters for.
 pub(crate) fn with_values(condition: Expr) -> PlanResult<Expr> {
-    let replace = |expr: Expr| {
+    let mut replace = |expr: Expr| {
         let Expr::Placeholder(placeholder) = &expr else { return Ok(Transformed::no(expr)) };
         Ok(match value_for_estimates(&placeholder.id) {
             Some(value) => Transformed::yes(Expr::Literal(value, None)),
             None => Transformed::no(expr),
         })
     };
-    Ok(condition.transform_up(replace)?.data)
+    Ok(condition.rewrite_up(&mut replace)?.data)
 }

@@ -6,11 +6,12 @@
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::statement::fold;
+use crate::walk::walk_mut;
 use datafusion::execution::SessionState;
 use datafusion::sql::sqlparser::ast::{
     Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr, Ident,
     ObjectName, OrderByKind, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor,
-    VisitMut, VisitorMut, WildcardAdditionalOptions,
+    VisitorMut, WildcardAdditionalOptions,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tidepool_table::TableVersion;
 /// Makes columns that a grouping key determines into aggregates. True when there were any.
 pub fn complete(query: &mut Query, facts: &SessionFacts, state: &SessionState) -> bool {
     let mut complete = Complete { facts, state, changed: false };
-    let _ = query.visit(&mut complete);
+    let _ = walk_mut(query, &mut complete);
     complete.changed
 }
 
@@ -41,7 +42,7 @@ impl VisitorMut for Complete<'_> {
         for item in &mut select.projection {
             match item {
                 SelectItem::ExprWithAlias { expr, .. } => {
-                    let _ = expr.visit(&mut replace);
+                    let _ = walk_mut(expr, &mut replace);
                 }
                 SelectItem::UnnamedExpr(expr) => {
                     let name = match &*expr {
@@ -50,7 +51,7 @@ impl VisitorMut for Complete<'_> {
                         _ => None,
                     };
                     let before = std::mem::replace(&mut replace.changed, false);
-                    let _ = expr.visit(&mut replace);
+                    let _ = walk_mut(expr, &mut replace);
                     if let (true, Some(alias)) = (replace.changed, name) {
                         *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias };
                     }
@@ -60,13 +61,13 @@ impl VisitorMut for Complete<'_> {
             }
         }
         if let Some(having) = &mut select.having {
-            let _ = having.visit(&mut replace);
+            let _ = walk_mut(having, &mut replace);
         }
         if let Some(order) = &mut query.order_by
             && let OrderByKind::Expressions(order) = &mut order.kind
         {
             for by in order {
-                let _ = by.expr.visit(&mut replace);
+                let _ = walk_mut(&mut by.expr, &mut replace);
             }
         }
         self.changed |= replace.changed;

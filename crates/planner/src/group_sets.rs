@@ -2,9 +2,10 @@
 //! sets, and none at all; and two outputs of one expression that are two keys.
 
 use crate::statement::fold;
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{
     Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident, Query, Select, SelectItem,
-    Value, VisitMut, VisitorMut,
+    Value, VisitorMut,
 };
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result, SqlState};
@@ -16,7 +17,7 @@ type Sets = Vec<Vec<Expr>>;
 
 /// Writes out the sets of a query and of all queries within it.
 pub fn write_out(query: &mut Query) -> Result<()> {
-    match VisitMut::visit(query, &mut Selects) {
+    match walk_mut(query, &mut Selects) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }

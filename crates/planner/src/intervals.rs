@@ -9,6 +9,7 @@ use crate::arithmetic::{self, Kind};
 use crate::casts::{is_comparison, rewrite_plan};
 use crate::numerics;
 use crate::operators::unnamed;
+use crate::rewrites::RewritePlan;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
@@ -36,7 +37,7 @@ impl AnalyzerRule for IntervalWindows {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_up_with_subqueries(|node| match node {
+        plan.rewrite_up_with_subqueries(&mut |node| match node {
             LogicalPlan::Window(window) => numbered(window),
             node => Ok(Transformed::no(node)),
         })
@@ -55,7 +56,7 @@ impl AnalyzerRule for IntervalKeys {
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
         let plan = rewrite_plan(plan, &expression)?;
-        plan.transform_up_with_subqueries(node).data()
+        plan.rewrite_up_with_subqueries(&mut node).data()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Outputs of volatile functions beside an order: PostgreSQL computes them after it has sorted, in that order, and of the rows that a limit
 //! leaves alone.
 
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use crate::rewrites::{RewritePlan, RewriteTree};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::common::{Column, Result};
 use datafusion::logical_expr::expr::Sort as SortKey;
 use datafusion::logical_expr::{Expr, LogicalPlan, Projection, Sort};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 /// Computes such outputs above the sorts, in a query and all within it.
 pub fn settle(plan: LogicalPlan) -> Result<LogicalPlan> {
-    plan.transform_up_with_subqueries(|node| match node {
+    plan.rewrite_up_with_subqueries(&mut |node| match node {
         LogicalPlan::Sort(sort) => late(sort),
         node => Ok(Transformed::no(node)),
     })
@@ -39,7 +40,7 @@ fn late(sort: Sort) -> Result<Transformed<LogicalPlan>> {
     let key_name = |place: usize| format!("\u{1}key{place}");
     let output_of = |column: &Column| place(column).map(|place| outputs.expr[place].clone().unalias_nested().data);
     let key = |(place, key): (usize, &SortKey)| {
-        let of_input = key.expr.clone().transform_down(|expr| match &expr {
+        let of_input = key.expr.clone().rewrite_down(&mut |expr| match &expr {
             Expr::Column(column) => Ok(match output_of(column) {
                 Some(output) => Transformed::new(output, true, datafusion::common::tree_node::TreeNodeRecursion::Jump),
                 None => Transformed::no(expr),
@@ -59,7 +60,7 @@ fn late(sort: Sort) -> Result<Transformed<LogicalPlan>> {
         if !places.contains(&place) {
             return Ok(Expr::Column(Column::from((qualifier, field))));
         }
-        let computed = outputs.expr[place].clone().unalias().transform_up(|expr| match &expr {
+        let computed = outputs.expr[place].clone().unalias().rewrite_up(&mut |expr| match &expr {
             Expr::Column(column) => Ok(match needed.iter().position(|known| *known == column) {
                 Some(at) => Transformed::yes(Expr::Column(Column::new_unqualified(name(at)))),
                 None => Transformed::no(expr),

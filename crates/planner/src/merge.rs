@@ -13,12 +13,13 @@ use crate::resolve::BY_ID;
 use crate::row_expressions::ROW;
 use crate::statement::merge::{DEFAULT_VALUES, NOTHING, SYSTEM_VALUE, USER_VALUE, is_mark};
 use crate::statement::{Overriding, fold, parse_expression, parse_query};
+use crate::walk::walk_mut;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider as DataFusionTable;
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Case, Cast, EmptyRelation, Expr, LogicalPlan, LogicalPlanBuilder, lit};
-use datafusion::sql::sqlparser::ast::{self, VisitMut, VisitorMut};
+use datafusion::sql::sqlparser::ast::{self, VisitorMut};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -274,7 +275,7 @@ impl Merge {
                     out.push(ast::SelectItem::ExprWithAlias { expr: action.clone(), alias });
                 }
                 mut item => {
-                    let _ = VisitMut::visit(&mut item, &mut Actions(&action));
+                    let _ = walk_mut(&mut item, &mut Actions(&action));
                     out.push(item);
                 }
             }

@@ -7,10 +7,11 @@
 use crate::names::{expression_name, own_name};
 use crate::statement::{fold, parse_expression, parse_query};
 use crate::view::merged;
+use crate::walk::{walk, walk_mut};
 use datafusion::sql::sqlparser::ast::{
     Cte, Expr, GroupByExpr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query, Select, SelectItem,
-    SelectItemQualifiedWildcardKind, SetExpr, TableAlias, TableFactor, TableWithJoins, Visit, VisitMut, Visitor,
-    VisitorMut, WildcardAdditionalOptions,
+    SelectItemQualifiedWildcardKind, SetExpr, TableAlias, TableFactor, TableWithJoins, VisitMut, Visitor, VisitorMut,
+    WildcardAdditionalOptions,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -23,7 +24,7 @@ pub type Outputs<'a> = dyn FnMut(Box<Query>) -> Result<Vec<String>> + 'a;
 ///
 /// A join is left as it is when something that it joins cannot be planned by itself; of a right or full one that is an error.
 pub fn write_out(query: &mut Query, outputs: &mut Outputs<'_>) -> Result<()> {
-    if Visit::visit(query, &mut Merging).is_break() {
+    if walk(query, &mut Merging).is_break() {
         WriteOut { outputs, ctes: Vec::new(), recursive: false }.query(query)?;
     }
     Ok(())
@@ -189,7 +190,7 @@ impl WriteOut<'_, '_> {
                 ControlFlow::Continue(())
             }
         }
-        match of.visit(&mut Within { write: self, depth: 0 }) {
+        match walk_mut(of, &mut Within { write: self, depth: 0 }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(error) => Err(error),
         }
@@ -399,7 +400,7 @@ impl WriteOut<'_, '_> {
         let is_only = |column: &&Column| columns.iter().filter(|other| other.name == column.name).count() == 1;
         let merged: Vec<&Column> = columns.iter().filter(|column| column.is_merged).filter(is_only).collect();
         let mut replace = Replace { write: self, merged, scopes: Vec::new(), beside: Vec::new(), replaced: false };
-        let _ = of.visit(&mut replace);
+        let _ = walk_mut(of, &mut replace);
         replace.replaced
     }
 
@@ -441,7 +442,7 @@ impl VisitorMut for Replace<'_, '_, '_, '_> {
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         let merged = &self.merged;
         let names = |name: &Ident| merged.iter().any(|column| column.name == fold(name));
-        let mentions = Visit::visit(query, &mut Mentions(names)).is_break();
+        let mentions = walk(query, &mut Mentions(names)).is_break();
         let scope = if mentions { self.write.names_in(&query.body) } else { None };
         self.scopes.push(scope);
         ControlFlow::Continue(())

@@ -2,7 +2,8 @@
 
 use crate::catalog::is_aggregate;
 use crate::statement::Command;
-use datafusion::sql::sqlparser::ast::{self, Expr, JoinConstraint, JoinOperator, SelectItem, SetExpr, Visit, Visitor};
+use crate::walk::walk;
+use datafusion::sql::sqlparser::ast::{self, Expr, JoinConstraint, JoinOperator, SelectItem, SetExpr, Visitor};
 use std::ops::ControlFlow;
 use tidepool_base::{Error, SqlState};
 
@@ -22,19 +23,19 @@ pub fn explained(error: Error, command: &Command) -> Error {
     let mut clauses = Clauses { found: None };
     match command {
         Command::Query(query) | Command::Locking { query, .. } => {
-            let _ = query.visit(&mut clauses);
+            let _ = walk(query, &mut clauses);
         }
         Command::Insert(insert, _) => {
             clauses.outputs(insert.returning.as_deref());
-            let _ = insert.visit(&mut clauses);
+            let _ = walk(insert, &mut clauses);
         }
         Command::Update { update, .. } => {
             clauses.outputs(update.returning.as_deref());
-            let _ = update.visit(&mut clauses);
+            let _ = walk(update, &mut clauses);
         }
         Command::Delete { delete, .. } => {
             clauses.outputs(delete.returning.as_deref());
-            let _ = delete.visit(&mut clauses);
+            let _ = walk(delete, &mut clauses);
         }
         _ => {}
     }
@@ -60,7 +61,7 @@ impl Clauses {
             return;
         }
         let mut calls = Calls { depth: 0, window: false, aggregate: false };
-        let _ = expr.visit(&mut calls);
+        let _ = walk(expr, &mut calls);
         if calls.window {
             let message = format!("window functions are not allowed in {clause}");
             self.found = Some(Error::new(SqlState::WINDOWING_ERROR, message));

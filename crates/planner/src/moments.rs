@@ -7,6 +7,7 @@
 use crate::facts::SessionFacts;
 use crate::statement::fold;
 use crate::types::sql_type;
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{Expr, Value, VisitMut, VisitorMut};
 use std::ops::ControlFlow;
 use tidepool_base::{Result, SqlType};
@@ -16,7 +17,7 @@ use tidepool_table::ColumnDef;
 /// Settles the literals that an expression or query says to be times, and those beside one of `columns`.
 pub fn settle(facts: &SessionFacts, node: &mut impl VisitMut, columns: &[ColumnDef]) {
     let settings = facts.settings.text_settings();
-    let _ = VisitMut::visit(node, &mut Settler { settings, columns });
+    let _ = walk_mut(node, &mut Settler { settings, columns });
 }
 
 /// Settles an expression that is a literal and no more, of a type.

@@ -7,9 +7,10 @@
 //! to, unnamed expressions get PostgreSQL's name as an alias where that is unambiguous.
 
 use crate::statement::fold;
+use crate::walk::{walk, walk_mut};
 use datafusion::sql::sqlparser::ast::{
     self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, OrderByKind, Query, SelectItem, SetExpr, TableFactor,
-    Value, Visit, VisitMut, Visitor, VisitorMut,
+    Value, Visitor, VisitorMut,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -216,7 +217,7 @@ fn type_word(data_type: &ast::DataType) -> Option<String> {
 /// none of which can be referred to.
 pub fn prepare(query: &mut Query, all: bool) -> HashSet<String> {
     let mut prepare = Prepare { depth: 0, all, shared: HashSet::new() };
-    let _ = query.visit(&mut prepare);
+    let _ = walk_mut(query, &mut prepare);
     prepare.shared
 }
 
@@ -230,7 +231,7 @@ pub fn check_order(query: &Query) -> Result<()> {
             check_own_order(query).map_or_else(ControlFlow::Break, ControlFlow::Continue)
         }
     }
-    match query.visit(&mut Orders) {
+    match walk(query, &mut Orders) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }
@@ -336,7 +337,7 @@ fn tell_casts_apart(query: &mut Query) {
     let mut apart: Vec<(Expr, usize)> = Vec::new();
     find_casts_apart(&query.body, &mut apart);
     if !apart.is_empty() {
-        let _ = query.visit(&mut Renamed(apart));
+        let _ = walk_mut(query, &mut Renamed(apart));
     }
 }
 

@@ -5,10 +5,11 @@
 //! arguments that functions look at while they are planned), it is left as it is; such a place is marked by the number's
 //! flag, which PostgreSQL's dialect has no other use for.
 
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{
     AccessExpr, CastKind, DataType, Distinct, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments,
     GroupByExpr, LimitClause, NamedWindowDefinition, NamedWindowExpr, OrderByKind, Query, Select, SetExpr, Subscript,
-    TableFactor, UnaryOperator, Value, ValueWithSpan, VisitMut, VisitorMut, WindowFrame, WindowFrameBound, WindowSpec,
+    TableFactor, UnaryOperator, Value, ValueWithSpan, VisitorMut, WindowFrame, WindowFrameBound, WindowSpec,
     WindowType,
 };
 use std::ops::ControlFlow;
@@ -18,7 +19,7 @@ pub fn type_numbers(query: &mut Query, assigned: bool) {
     if assigned && let SetExpr::Values(values) = query.body.as_mut() {
         values.rows.iter_mut().flat_map(|row| &mut row.content).for_each(keep);
     }
-    let _ = query.visit(&mut Types);
+    let _ = walk_mut(query, &mut Types);
 }
 
 /// Leaves a number, if it is one, as it is.

@@ -4,9 +4,10 @@
 //! while the query is planned.
 
 use crate::statement::fold;
+use crate::walk::walk_mut;
 use datafusion::common::Column;
 use datafusion::logical_expr::{Expr as PlanExpr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::sql::sqlparser::ast::{Expr, Ident, OrderByKind, Query, SelectItem, SetExpr, VisitMut, VisitorMut};
+use datafusion::sql::sqlparser::ast::{Expr, Ident, OrderByKind, Query, SelectItem, SetExpr, VisitorMut};
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use tidepool_base::Result;
@@ -23,7 +24,7 @@ pub fn separate(query: &mut Query) -> OwnNames {
     };
     let mut named = Names { found: HashSet::new(), depth: 0 };
     for key in keys.iter_mut().filter(|key| name_alone(&key.expr).is_none()) {
-        let _ = VisitMut::visit(&mut key.expr, &mut named);
+        let _ = walk_mut(&mut key.expr, &mut named);
     }
     if named.found.is_empty() {
         return own;

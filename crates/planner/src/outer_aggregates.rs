@@ -3,19 +3,18 @@
 //! A query of nothing but one such expression is written out as the expression. DataFusion would take others for aggregates of the query they stand
 //! in, one for each row around it; they are refused.
 
+use crate::walk::{walk, walk_mut};
 use datafusion::common::Result as PlanResult;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr as PlanExpr, LogicalPlan};
-use datafusion::sql::sqlparser::ast::{
-    Expr, GroupByExpr, Query, Select, SelectItem, SetExpr, Visit, VisitMut, Visitor, VisitorMut,
-};
+use datafusion::sql::sqlparser::ast::{Expr, GroupByExpr, Query, Select, SelectItem, SetExpr, Visitor, VisitorMut};
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result};
 
 /// Writes out queries of one expression over aggregates of columns around them.
 pub fn write_out(query: &mut Query, state: &SessionState) {
-    let _ = VisitMut::visit(query, &mut Subqueries { state });
+    let _ = walk_mut(query, &mut Subqueries { state });
 }
 
 struct Subqueries<'s> {
@@ -28,7 +27,7 @@ impl VisitorMut for Subqueries<'_> {
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
         if let Expr::Subquery(query) = expr
             && let Some(only) = only_expression(query)
-            && Visit::visit(only, &mut Aggregates { state: self.state, depth: 0 }).is_break()
+            && walk(only, &mut Aggregates { state: self.state, depth: 0 }).is_break()
         {
             *expr = Expr::Nested(Box::new(only.clone()));
         }
@@ -76,7 +75,7 @@ impl Visitor for Aggregates<'_> {
             && function.over.is_none()
             && let Some(name) = function.name.0.last().and_then(|part| part.as_ident())
             && self.state.aggregate_functions().contains_key(&crate::statement::fold(name))
-            && Visit::visit(&function.args, &mut Columns).is_break()
+            && walk(&function.args, &mut Columns).is_break()
         {
             return ControlFlow::Break(());
         }

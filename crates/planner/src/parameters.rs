@@ -4,8 +4,9 @@
 //! `LIMIT $1` are settled by the syntax alone: as in PostgreSQL, the parameter itself then is of that type.
 
 use crate::types::{PostgresTypes, describe};
+use crate::walk::{walk, walk_mut};
 use datafusion::logical_expr::planner::TypePlanner;
-use datafusion::sql::sqlparser::ast::{self, Expr, LimitClause, Query, Value, Visit, VisitMut, Visitor, VisitorMut};
+use datafusion::sql::sqlparser::ast::{self, Expr, LimitClause, Query, Value, Visit, Visitor, VisitorMut};
 use std::ops::ControlFlow;
 
 const BIGINT: u32 = 20;
@@ -13,7 +14,7 @@ const BIGINT: u32 = 20;
 /// The type oids given by the client, those it left open (0) settled where `statement` does. May be longer.
 pub fn settled(statement: &impl Visit, given: &[u32]) -> Vec<u32> {
     let mut settle = Settle { oids: given.to_vec() };
-    let _ = statement.visit(&mut settle);
+    let _ = walk(statement, &mut settle);
     // What no use settles is left to planning, at the end by its absence.
     while settle.oids.len() > given.len() && settle.oids.last() == Some(&0) {
         settle.oids.pop();
@@ -26,7 +27,7 @@ pub fn settled(statement: &impl Visit, given: &[u32]) -> Vec<u32> {
 pub fn element_probe(query: &Query, settled: &[u32]) -> Option<(Box<Query>, Vec<usize>)> {
     let mut probe = Probe { settled, arrays: Vec::new() };
     let mut changed = Box::new(query.clone());
-    let _ = VisitMut::visit(&mut changed, &mut probe);
+    let _ = walk_mut(&mut changed, &mut probe);
     (!probe.arrays.is_empty()).then_some((changed, probe.arrays))
 }
 

@@ -11,6 +11,7 @@
 use crate::facts::SessionFacts;
 use crate::generic::Template;
 use crate::origins::Origins;
+use crate::rewrites::RewritePlan;
 use crate::scan::{Lasting, TableProvider};
 use crate::settings::Settings;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -214,7 +215,7 @@ impl KeptPlan {
 
     /// The plan over the statement's snapshot, and where its outputs come from.
     pub(crate) fn bound(&self, facts: &SessionFacts) -> PlanResult<(LogicalPlan, Arc<Origins>)> {
-        let bind = |node: LogicalPlan| {
+        let mut bind = |node: LogicalPlan| {
             let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
             let source: &dyn std::any::Any = scan.source.as_ref();
             let Some(unbound) = source.downcast_ref::<Unbound>() else {
@@ -230,7 +231,7 @@ impl KeptPlan {
             scan.source = provider_as_source(provider);
             Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
         };
-        Ok((self.plan.clone().transform_down_with_subqueries(bind)?.data, self.origins.clone()))
+        Ok((self.plan.clone().rewrite_down_with_subqueries(&mut bind)?.data, self.origins.clone()))
     }
 }
 
@@ -397,7 +398,7 @@ fn hash_of<S: Hash + ?Sized>(facts: &SessionFacts, subject: &S) -> u64 {
 /// The plan without anything of its snapshot. `None` for one that reads more than tables.
 fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(LogicalPlan, TableRows)>> {
     let (mut tables, mut of_tables) = (Vec::new(), true);
-    let unbind = |node: LogicalPlan| {
+    let mut unbind = |node: LogicalPlan| {
         // What was written has none; what asks a subquery for each row is one, and holds the subquery's own plan.
         node.apply_expressions(|expr| {
             of_tables &= !expr.is_volatile();
@@ -416,7 +417,7 @@ fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(Logic
         scan.source = Arc::new(Unbound { table: lasting, schema: scan.source.schema() });
         Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
     };
-    let plan = plan.clone().transform_down_with_subqueries(unbind)?.data;
+    let plan = plan.clone().rewrite_down_with_subqueries(&mut unbind)?.data;
     Ok(of_tables.then_some((plan, tables)))
 }
 

@@ -7,6 +7,7 @@
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::statement::{AlterAction, Command, CommentOn, CopyEndpoint, CopySource, QualifiedName, fold};
+use crate::walk::walk;
 use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -625,7 +626,7 @@ struct Names(BTreeSet<String>);
 
 impl Names {
     fn of(&mut self, node: &impl ast::Visit) {
-        let _ = ast::Visit::visit(node, self);
+        let _ = walk(node, self);
     }
 
     /// Of `RETURNING`.

@@ -3,9 +3,10 @@
 //! DataFusion counts every row. So the relation gets a column more, which is never NULL in a row of its own, and that is counted.
 
 use crate::statement::{fold, parse_query};
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{
     DuplicateTreatment, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident,
-    JoinOperator, Query, Select, SetExpr, TableAlias, TableFactor, TableWithJoins, VisitMut, VisitorMut,
+    JoinOperator, Query, Select, SetExpr, TableAlias, TableFactor, TableWithJoins, VisitorMut,
 };
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -17,7 +18,7 @@ const IS_THERE: &str = "\u{1}row";
 /// Counts the rows of relations by what is never NULL in them, at whatever depth of a query.
 /// 0A000 for a count of distinct rows, which would be one of distinct truth values.
 pub fn write_out(query: &mut Query) -> Result<()> {
-    match VisitMut::visit(query, &mut Queries) {
+    match walk_mut(query, &mut Queries) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }
@@ -45,9 +46,9 @@ impl VisitorMut for Queries {
             return ControlFlow::Continue(());
         }
         let mut counts = Counts { nullable, counted: BTreeSet::new(), depth: 0 };
-        let _ = VisitMut::visit(&mut select.projection, &mut counts);
-        let _ = VisitMut::visit(&mut select.having, &mut counts);
-        let _ = VisitMut::visit(&mut query.order_by, &mut counts);
+        let _ = walk_mut(&mut select.projection, &mut counts);
+        let _ = walk_mut(&mut select.having, &mut counts);
+        let _ = walk_mut(&mut query.order_by, &mut counts);
         if !counts.counted.is_empty() {
             let SetExpr::Select(select) = query.body.as_mut() else { return ControlFlow::Continue(()) };
             select.from.iter_mut().for_each(|table| mark(table, &counts.counted));

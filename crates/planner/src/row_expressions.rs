@@ -6,13 +6,14 @@ use crate::facts::SessionFacts;
 use crate::query;
 use crate::resolve::BY_ID;
 use crate::statement::{Command, Statement, fold, parse_expression};
+use crate::walk::walk_mut;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan};
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::sql::sqlparser::ast::{self, VisitMut, VisitorMut};
+use datafusion::sql::sqlparser::ast::{self, VisitorMut};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -146,7 +147,7 @@ pub fn names_in(expr: &mut ast::Expr, what: &str) -> Result<BTreeSet<String>> {
         }
     }
     let mut names = Names { found: BTreeSet::new(), what };
-    match VisitMut::visit(expr, &mut names) {
+    match walk_mut(expr, &mut names) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(names.found),
     }
@@ -242,7 +243,7 @@ pub fn rename_column(condition: &str, before: &str, after: &str) -> Result<Strin
         }
     }
     let mut expr = parse_expression(condition)?;
-    let _ = VisitMut::visit(&mut expr, &mut Rename(before, after));
+    let _ = walk_mut(&mut expr, &mut Rename(before, after));
     Ok(expr.to_string())
 }
 

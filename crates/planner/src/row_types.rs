@@ -5,7 +5,9 @@
 
 use crate::errors::carry;
 use crate::numerics::{self, NUMERIC};
+use crate::rewrites::RewritePlan;
 use crate::types::{TYPE_OID_METADATA, declared_type};
+use crate::walk::walk_mut;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
@@ -14,9 +16,7 @@ use datafusion::logical_expr::expr::Cast;
 use datafusion::logical_expr::planner::{PlannedRelation, RelationPlanner, RelationPlannerContext, RelationPlanning};
 use datafusion::logical_expr::type_coercion::binary::type_union_resolution;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Projection, Union, Values};
-use datafusion::sql::sqlparser::ast::{
-    self, Query, SelectItem, SetExpr, SetOperator, TableFactor, VisitMut, VisitorMut,
-};
+use datafusion::sql::sqlparser::ast::{self, Query, SelectItem, SetExpr, SetOperator, TableFactor, VisitorMut};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub fn prepare(query: &mut Query, assigned: bool) -> tidepool_base::Result<()> {
     if !(assigned && matches!(query.body.as_ref(), SetExpr::Values(_))) {
         wrap(&mut query.body);
     }
-    match query.visit(&mut Prepare) {
+    match walk_mut(query, &mut Prepare) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(error) => Err(error),
     }
@@ -336,7 +336,7 @@ fn is_mark(metadata: &FieldMetadata) -> bool {
 /// Leaves declared lengths out of unions whose parts do not agree on them.
 pub fn settle(plan: LogicalPlan) -> Result<LogicalPlan> {
     let mut found = false;
-    plan.transform_up_with_subqueries(|node| {
+    plan.rewrite_up_with_subqueries(&mut |node| {
         let node = match node {
             LogicalPlan::Union(union) => without_lengths(union)?,
             node => Transformed::no(node),

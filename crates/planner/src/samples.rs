@@ -6,11 +6,12 @@
 use crate::query::Names;
 use crate::resolve::BY_ID;
 use crate::statement::{fold, parse_expression, parse_query};
+use crate::walk::walk_mut;
 use datafusion::catalog::TableProvider;
 use datafusion::sql::sqlparser::ast::{
     Expr, Ident, ObjectName, Query, SelectItem, SetExpr, TableAlias, TableFactor, TableSample, TableSampleBucket,
     TableSampleKind, TableSampleMethod, TableSampleModifier, TableSampleQuantity, TableSampleSeed, UnaryOperator,
-    Value, VisitMut, VisitorMut,
+    Value, VisitorMut,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -29,7 +30,7 @@ const BLOCK_ROWS: u64 = 64;
 /// Replaces tables of which a sample is asked for. Gives them, by name in schema `pg_oid`.
 pub fn write_out(names: &Names<'_>, query: &mut Query) -> Result<BTreeMap<String, Arc<dyn TableProvider>>> {
     let mut samples = Samples { names, tables: BTreeMap::new(), with: BTreeSet::new() };
-    match VisitMut::visit(query, &mut samples) {
+    match walk_mut(query, &mut samples) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(samples.tables),
     }

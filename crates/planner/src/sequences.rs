@@ -3,6 +3,7 @@
 use crate::facts::SessionFacts;
 use crate::resolve;
 use crate::statement::{QualifiedName, fold};
+use crate::walk::walk_mut;
 use datafusion::arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::catalog::{MemTable, TableProvider};
@@ -233,7 +234,7 @@ pub fn shown(facts: &SessionFacts, text: &str) -> String {
 /// Names relations by oid where an expression has them as texts: `nextval('s')`, `'t'::regclass`. So it means the same
 /// whatever they are called later. 42P01 when there is none of the name.
 pub fn freeze(facts: &SessionFacts, expr: &mut impl VisitMut) -> Result<()> {
-    match VisitMut::visit(expr, &mut Freezer { facts }) {
+    match walk_mut(expr, &mut Freezer { facts }) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }

@@ -1,16 +1,17 @@
 //! What PostgreSQL refuses of recursive terms: aggregates over the rows that are being made, which would never end.
 
 use crate::statement::fold;
+use crate::walk::walk;
 use datafusion::execution::SessionState;
 use datafusion::sql::sqlparser::ast::{
-    Expr, Query, Select, SetExpr, SetOperator, TableFactor, TableWithJoins, Visit, Visitor,
+    Expr, Query, Select, SetExpr, SetOperator, TableFactor, TableWithJoins, Visitor,
 };
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result, SqlState};
 
 /// 42P19 for an aggregate in a query that reads the rows of the recursive query whose term it is part of.
 pub fn check(query: &Query, state: &SessionState) -> Result<()> {
-    match Visit::visit(query, &mut Queries { state }) {
+    match walk(query, &mut Queries { state }) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }
@@ -27,7 +28,7 @@ impl Visitor for Queries<'_> {
         let Some(with) = query.with.as_ref().filter(|with| with.recursive) else { return ControlFlow::Continue(()) };
         for cte in &with.cte_tables {
             if let SetExpr::SetOperation { op: SetOperator::Union, right, .. } = cte.query.body.as_ref() {
-                Visit::visit(right, &mut Term { name: fold(&cte.alias.name), state: self.state })?;
+                walk(right, &mut Term { name: fold(&cte.alias.name), state: self.state })?;
             }
         }
         ControlFlow::Continue(())
@@ -60,8 +61,8 @@ impl Visitor for Term<'_> {
     fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<Error> {
         if select.from.iter().any(|table| self.reads(table)) {
             let mut aggregates = Aggregates { state: self.state, depth: 0 };
-            Visit::visit(&select.projection, &mut aggregates)?;
-            Visit::visit(&select.having, &mut aggregates)?;
+            walk(&select.projection, &mut aggregates)?;
+            walk(&select.having, &mut aggregates)?;
         }
         ControlFlow::Continue(())
     }

@@ -11,6 +11,7 @@ use crate::query::{self, Within};
 use crate::resolve::{self, BY_ID, Relation};
 use crate::statement::{Command, QualifiedName, Statement, fold, parse_query};
 use crate::types;
+use crate::walk::walk_mut;
 use datafusion::catalog::TableProvider;
 use datafusion::catalog::view::ViewTable;
 use datafusion::datasource::provider_as_source;
@@ -18,7 +19,7 @@ use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr as PlanExpr, LogicalPlan, LogicalPlanBuilder, ident};
 use datafusion::sql::sqlparser::ast::{
     Expr, Ident, JoinConstraint, JoinOperator, ObjectName, Query, Select, SelectItem, SelectItemQualifiedWildcardKind,
-    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, VisitMut, VisitorMut, With,
+    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, VisitorMut, With,
 };
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -83,11 +84,11 @@ fn freeze(facts: &SessionFacts, text: &str) -> Result<Frozen> {
     crate::sequences::freeze(facts, &mut query)?;
     crate::moments::settle(facts, &mut query, &[]);
     let mut freezer = Freezer { facts, scopes: vec![], withs: vec![], sources: vec![], wildcard: false };
-    if let ControlFlow::Break(error) = VisitMut::visit(&mut query, &mut freezer) {
+    if let ControlFlow::Break(error) = walk_mut(&mut query, &mut freezer) {
         return Err(error);
     }
     let mut used = Used::default();
-    let _ = VisitMut::visit(&mut query, &mut used);
+    let _ = walk_mut(&mut query, &mut used);
     let mut relations: Vec<ViewRelation> = Vec::new();
     for source in &freezer.sources {
         let Some(id) = source.id else { continue };
@@ -133,7 +134,7 @@ impl VisitorMut for Freezer<'_> {
             if recursive && let Some(scope) = self.scopes.last_mut() {
                 scope.push(name.clone());
             }
-            table.query.visit(self)?;
+            walk_mut(&mut table.query, self)?;
             if !recursive && let Some(scope) = self.scopes.last_mut() {
                 scope.push(name);
             }
@@ -506,7 +507,7 @@ pub fn as_it_was(
 /// A view's query as SQL that means the same now.
 pub fn definition(facts: &SessionFacts, view: &ViewDef) -> String {
     let Ok(mut query) = parse_query(&view.query) else { return view.query.clone() };
-    let _ = VisitMut::visit(&mut query, &mut Thaw { facts, view });
+    let _ = walk_mut(&mut query, &mut Thaw { facts, view });
     name_outputs(&mut query, view);
     format!("{};", crate::sequences::shown(facts, &layout(&query)))
 }

@@ -4,17 +4,17 @@
 //! PostgreSQL refuses of windows is refused here.
 
 use crate::statement::fold;
+use crate::walk::walk_mut;
 use datafusion::sql::sqlparser::ast::{
     DuplicateTreatment, Expr, FunctionArguments, NamedWindowDefinition, NamedWindowExpr, Query, Select, SetExpr,
-    UnaryOperator, Value, VisitMut, VisitorMut, WindowFrame, WindowFrameBound, WindowFrameUnits, WindowSpec,
-    WindowType,
+    UnaryOperator, Value, VisitorMut, WindowFrame, WindowFrameBound, WindowFrameUnits, WindowSpec, WindowType,
 };
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result, SqlState};
 
 /// Writes out the windows of a query and of all queries within it.
 pub fn write_out(query: &mut Query) -> Result<()> {
-    match VisitMut::visit(query, &mut Queries) {
+    match walk_mut(query, &mut Queries) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }
@@ -34,7 +34,7 @@ impl VisitorMut for Queries {
             body => return in_body(body).map_or_else(ControlFlow::Break, ControlFlow::Continue),
         };
         match &mut query.order_by {
-            Some(order_by) => VisitMut::visit(order_by, &mut Functions { named: &named, depth: 0 }),
+            Some(order_by) => walk_mut(order_by, &mut Functions { named: &named, depth: 0 }),
             None => ControlFlow::Continue(()),
         }
     }
@@ -62,7 +62,7 @@ fn in_select(select: &mut Select) -> Result<Vec<(String, WindowSpec)>> {
     }
     let mut functions = Functions { named: &named, depth: 0 };
     for item in &mut select.projection {
-        if let ControlFlow::Break(error) = VisitMut::visit(item, &mut functions) {
+        if let ControlFlow::Break(error) = walk_mut(item, &mut functions) {
             return Err(error);
         }
     }

@@ -10,7 +10,8 @@
 
 use crate::interrupt::Interrupt;
 use crate::statement::{Command, Statement};
-use datafusion::sql::sqlparser::ast::{self, ObjectName, visit_relations};
+use crate::walk::walk;
+use datafusion::sql::sqlparser::ast::{self, ObjectName, Visitor};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -98,21 +99,29 @@ impl Class {
 
 /// Whether a query reads relations other than those of the system, which are small and what one looks at when there is too much to do.
 fn reads_tables(query: &ast::Query) -> bool {
-    let is_system = |name: &ObjectName| {
-        let parts: Vec<_> = name.0.iter().filter_map(|part| part.as_ident()).map(|part| &*part.value).collect();
-        match parts.as_slice() {
-            [name] => name.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("pg_")),
-            [.., schema, _] => ["pg_catalog", "information_schema", "tidepool"]
-                .iter()
-                .any(|system| schema.eq_ignore_ascii_case(system)),
-            [] => false,
+    struct Tables;
+    impl Visitor for Tables {
+        type Break = ();
+
+        fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<()> {
+            match is_system(name) {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
         }
-    };
-    let found = visit_relations(query, |name| match is_system(name) {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(()),
-    });
-    found.is_break()
+    }
+    walk(query, &mut Tables).is_break()
+}
+
+fn is_system(name: &ObjectName) -> bool {
+    let parts: Vec<_> = name.0.iter().filter_map(|part| part.as_ident()).map(|part| &*part.value).collect();
+    match parts.as_slice() {
+        [name] => name.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("pg_")),
+        [.., schema, _] => {
+            ["pg_catalog", "information_schema", "tidepool"].iter().any(|system| schema.eq_ignore_ascii_case(system))
+        }
+        [] => false,
+    }
 }
 
 /// What a class has done so far, and what it may.

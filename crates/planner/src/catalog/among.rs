@@ -9,6 +9,7 @@ use super::pull_up::has_outer_columns;
 use super::truth::{Place, transform};
 use crate::casts::map_expressions;
 use crate::optimizer::has_query;
+use crate::rewrites::RewritePlan;
 use datafusion::arrow::array::{
     Array, ArrayRef, AsArray, BooleanArray, ListArray, UInt32Array, make_comparator, new_empty_array,
 };
@@ -38,7 +39,7 @@ impl AnalyzerRule for Comparisons {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_up_with_subqueries(|node| {
+        plan.rewrite_up_with_subqueries(&mut |node| {
             let mut found = false;
             node.apply_expressions(|expr| {
                 found |= expr.exists(|expr| {
@@ -51,7 +52,7 @@ impl AnalyzerRule for Comparisons {
             }
             let (place, schema) = (Place::within(&node), merge_schema(&node.inputs()));
             let is_filter = matches!(node, LogicalPlan::Filter(_));
-            map_expressions(node, |expr| {
+            map_expressions(node, &mut |expr| {
                 transform(expr, place, &mut |expr, place| settled(expr, place, is_filter, &schema))
             })?
             .map_data(LogicalPlan::recompute_schema)

@@ -17,6 +17,7 @@ use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::optimizer::has_query;
 use crate::planner::WORKER_STACK_BYTES;
+use crate::rewrites::{RewritePlan, RewriteTree};
 use datafusion::arrow::array::{
     Array, ArrayRef, BooleanArray, ListArray, RecordBatch, StructArray, new_empty_array, new_null_array,
 };
@@ -54,7 +55,7 @@ impl AnalyzerRule for ApplySubqueries {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_down_with_subqueries(settled).data()
+        plan.rewrite_down_with_subqueries(&mut settled).data()
     }
 }
 
@@ -121,7 +122,7 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         Ok(TreeNodeRecursion::Continue)
     })?;
     let mut settled = Settled { outer: &outer, schema: merge_schema(&node.inputs()), joined: inputs, is_asked };
-    let rewritten = map_expressions(node, |expr| {
+    let rewritten = map_expressions(node, &mut |expr| {
         transform(expr, place, &mut |expr, place| {
             Ok(match settled.query(&expr, place)? {
                 Some(answer) => Transformed::yes(answer),
@@ -342,7 +343,7 @@ type Bindings = HashMap<Column, ScalarValue>;
 
 /// The plan with values in place of outer columns.
 fn bind(plan: LogicalPlan, values: &Bindings) -> Result<LogicalPlan> {
-    plan.transform_down(|node| {
+    plan.rewrite_down(&mut |node| {
         if let LogicalPlan::Subquery(subquery) = node {
             let bound = bind_subquery(subquery, values)?;
             let is_free = !outer_columns(&bound.subquery)?.is_empty();
@@ -350,9 +351,9 @@ fn bind(plan: LogicalPlan, values: &Bindings) -> Result<LogicalPlan> {
             return Ok(Transformed::new(bound, true, TreeNodeRecursion::Jump));
         }
         let names = NamePreserver::new(&node);
-        let bound = node.map_expressions(|expr| {
+        let bound = node.rewrite_expressions(&mut |expr| {
             let name = names.save(&expr);
-            let bound = expr.transform_down(|expr| bind_expression(expr, values))?;
+            let bound = expr.rewrite_down(&mut |expr| bind_expression(expr, values))?;
             Ok(bound.update_data(|expr| name.restore(expr)))
         })?;
         if bound.transformed { bound.map_data(LogicalPlan::recompute_schema) } else { Ok(bound) }

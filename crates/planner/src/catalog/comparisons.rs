@@ -6,8 +6,9 @@
 //!
 //! DataFusion's own rewriting gives two values, and takes a compared column for the query's where both read a relation of one name.
 
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{Column, DFSchema, ExprSchema, Result, ScalarValue, Spans, internal_err};
 use datafusion::functions_aggregate::expr_fn::{bool_and, bool_or, count};
 use datafusion::logical_expr::expr::{Exists, ScalarFunction, SetQuantifier};
@@ -136,14 +137,14 @@ pub fn has_rows(subquery: &Subquery, negated: bool) -> Result<Expr> {
 
 /// An expression as it is seen from a subquery.
 fn outer(expr: Expr, schema: &DFSchema) -> Result<Expr> {
-    let refer = |expr: Expr| match expr {
+    let mut refer = |expr: Expr| match expr {
         Expr::Column(column) => {
             let field = Arc::clone(schema.field_from_column(&column)?);
             Ok(Transformed::yes(Expr::OuterReferenceColumn(field, column)))
         }
         other => Ok(Transformed::no(other)),
     };
-    Ok(expr.transform_up(refer)?.data)
+    Ok(expr.rewrite_up(&mut refer)?.data)
 }
 
 /// A scalar subquery that DataFusion takes to be no more NULL than its column, and that so fails where it finds no row.

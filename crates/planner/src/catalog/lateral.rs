@@ -5,9 +5,10 @@ use super::apply::{Apply, Kind};
 use super::pull_up::{Asked, can_pull_up, lateral, outer_columns};
 use super::unnesting::unnest;
 use crate::optimizer::has_query;
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::metadata::FieldMetadata;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::common::{Column, DFSchema, ExprSchema, NullHandling, Result, ScalarValue, UnnestOptions};
 use datafusion::functions::core::expr_fn::get_field;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
@@ -194,7 +195,7 @@ impl Beside<'_> {
 
 /// Outer columns, which are now beside the others.
 fn as_columns(expr: Expr) -> Result<Expr> {
-    expr.transform_up(|expr| match expr {
+    expr.rewrite_up(&mut |expr| match expr {
         Expr::OuterReferenceColumn(_, column) => Ok(Transformed::yes(Expr::Column(column))),
         other => Ok(Transformed::no(other)),
     })
@@ -208,7 +209,7 @@ fn name_of(place: usize) -> String {
 /// The condition of a join, as one of its right side alone: what it says of the left side are outer columns.
 fn seen_from_within(condition: Expr, left: &DFSchema, right: &DFSchema) -> Result<Expr> {
     condition
-        .transform_up(|expr| match expr {
+        .rewrite_up(&mut |expr| match expr {
             Expr::Column(column) if !right.has_column(&column) => {
                 let field = left.field_from_column(&column)?.clone();
                 Ok(Transformed::yes(Expr::OuterReferenceColumn(field, column)))

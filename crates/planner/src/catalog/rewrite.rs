@@ -6,6 +6,7 @@
 use super::relations;
 use crate::merged_columns::output_name;
 use crate::names::expression_name;
+use crate::walk::{walk, walk_mut};
 use datafusion::sql::sqlparser::ast::*;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::parser::Parser;
@@ -20,7 +21,7 @@ use tidepool_heap::QueryHeap;
 pub fn rewrite(statement: &mut Statement) -> tidepool_base::Result<()> {
     super::syntax::begin_copies();
     let mut rewriter = Rewriter::default();
-    let _ = VisitMut::visit(statement, &mut rewriter);
+    let _ = walk_mut(statement, &mut rewriter);
     if super::syntax::copied_too_much() {
         return Err(Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
             .with_detail("Comparisons of rows, or with all of an array, stand within what is compared."));
@@ -34,7 +35,7 @@ pub fn rewrite(statement: &mut Statement) -> tidepool_base::Result<()> {
 /// Rewrites an expression of its own in place.
 pub fn rewrite_expression(expr: &mut Expr) {
     super::syntax::begin_copies();
-    let _ = VisitMut::visit(expr, &mut Rewriter::default());
+    let _ = walk_mut(expr, &mut Rewriter::default());
 }
 
 /// `'t'::regclass` is an oid within a query and a name in its output.
@@ -859,11 +860,18 @@ fn set_lateral(factor: &mut TableFactor, is_lateral: bool) {
 
 /// Whether an expression names a column, here or further out.
 pub fn names_column(expr: &Expr) -> bool {
-    let found = visit_expressions(expr, |expr| match expr {
-        Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
-        _ => ControlFlow::Continue(()),
-    });
-    found.is_break()
+    struct Columns;
+    impl Visitor for Columns {
+        type Break = ();
+
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            match expr {
+                Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        }
+    }
+    walk(expr, &mut Columns).is_break()
 }
 
 /// `pg_get_keywords()`: the columns of the rows that `pg_keywords` lists.
@@ -1051,7 +1059,7 @@ fn has_set_function(projection: &[SelectItem]) -> bool {
     }
     let mut find = Find(false);
     for item in projection {
-        let _ = Visit::visit(item, &mut find);
+        let _ = walk(item, &mut find);
     }
     find.0
 }

@@ -2,6 +2,7 @@
 //! one expression at a time.
 
 use super::rewrite::{args_of, call, literal, names_column, string_literal, take, text};
+use crate::walk::walk;
 use datafusion::sql::sqlparser::ast::*;
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -202,7 +203,7 @@ fn note_quantifiers(expr: &Expr) {
 
     let mut within = Quantifiers(0);
     let _ = match expr {
-        Expr::AnyOp { left, .. } | Expr::AllOp { left, .. } => left.visit(&mut within),
+        Expr::AnyOp { left, .. } | Expr::AllOp { left, .. } => walk(left, &mut within),
         _ => ControlFlow::Continue(()),
     };
     if within.0 > QUANTIFIERS_WITHIN_MAX {
@@ -224,7 +225,7 @@ pub fn parts(expr: &Expr) -> usize {
     }
 
     let mut parts = Parts(0);
-    let _ = expr.visit(&mut parts);
+    let _ = walk(expr, &mut parts);
     parts.0
 }
 

@@ -8,10 +8,11 @@
 use super::functions::sql_error;
 use super::pull_up::{has_outer_columns, lateral, outer_columns, refers_within_queries};
 use crate::optimizer::{estimated_rows, rows_in_order};
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::array::{Array, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
 use datafusion::common::metadata::FieldMetadata;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, ExprSchema, NullEquality, Result, ScalarValue, internal_err};
 use datafusion::functions::core::expr_fn::coalesce;
 use datafusion::functions_aggregate::expr_fn::{count, first_value, min};
@@ -230,7 +231,7 @@ impl Domain<'_> {
 
     /// An expression with a domain's columns in the outer columns' place.
     fn over(&self, expr: Expr, domain: &[Column]) -> Result<Expr> {
-        expr.transform_up(|expr| match &expr {
+        expr.rewrite_up(&mut |expr| match &expr {
             Expr::OuterReferenceColumn(_, column) => match self.columns.iter().position(|known| known == column) {
                 Some(place) => Ok(Transformed::yes(Expr::Column(domain[place].clone()))),
                 None => internal_err!("an outer column that is in no domain"),
@@ -384,7 +385,7 @@ impl Domain<'_> {
     fn beside_window(&self, window: &Window) -> Result<Option<Beside>> {
         let Some(below) = self.beside(&window.input)? else { return Ok(None) };
         let own = window.input.schema().fields().len();
-        let by_domain = |expr: Expr| match expr {
+        let mut by_domain = |expr: Expr| match expr {
             Expr::WindowFunction(mut function) => {
                 function.params.partition_by.extend(below.domain.iter().cloned().map(Expr::Column));
                 Ok(Transformed::yes(Expr::WindowFunction(function)))
@@ -392,7 +393,7 @@ impl Domain<'_> {
             other => Ok(Transformed::no(other)),
         };
         let calls = self.all_over(&window.window_expr, &below.domain)?.into_iter();
-        let calls = calls.map(|call| call.transform_up(by_domain).data()).collect::<Result<Vec<_>>>()?;
+        let calls = calls.map(|call| call.rewrite_up(&mut by_domain).data()).collect::<Result<Vec<_>>>()?;
         let plan = LogicalPlan::Window(Window::try_new(calls, Arc::new(below.plan.clone()))?);
         let (after, all) = (own + below.domain.len(), plan.schema().fields().len());
         let columns = columns_of(plan.schema(), (0..own).chain(after..all));

@@ -1,6 +1,7 @@
 //! DataFusion's expressions as the engine's. What the engine has no operator for becomes a call of DataFusion's own evaluation,
 //! over Arrow arrays of the columns that it reads.
 
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
@@ -385,7 +386,7 @@ impl Scope<'_> {
         let mut known: Vec<Expr> = Vec::new();
         let own = expr
             .clone()
-            .transform_up(|node| {
+            .rewrite_up(&mut |node| {
                 let (field, argument) = match &node {
                     Expr::Column(column) => {
                         let index = self.schema.index_of_column(column)?;

@@ -10,9 +10,10 @@ use crate::names::OutputNames;
 use crate::resolve::BY_ID;
 use crate::statement::locking::{has_locks, is_limited, strip, take};
 use crate::statement::{Command, QualifiedName, Statement, VisitQueries, fold};
+use crate::walk::{walk, walk_mut};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Schema};
-use datafusion::sql::sqlparser::ast::{self, VisitMut, VisitorMut};
+use datafusion::sql::sqlparser::ast::{self, VisitorMut};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -157,7 +158,7 @@ pub struct Literals {
 
 /// Puts literals in the place of a part: of `x IN (part)`, and of `x = (part)`.
 pub fn inline(number: usize, literals: &Literals, node: &mut impl ast::VisitMut) {
-    let _ = VisitMut::visit(node, &mut Inline { number, literals });
+    let _ = walk_mut(node, &mut Inline { number, literals });
 }
 
 /// As [`inline`], of a whole statement.
@@ -174,8 +175,8 @@ struct Inline<'a> {
 
 impl VisitQueries for Inline<'_> {
     fn visit<T: ast::Visit + ast::VisitMut>(&mut self, with: Option<&mut ast::With>, node: &mut T) {
-        let _ = with.map(|with| VisitMut::visit(with, self));
-        let _ = VisitMut::visit(node, self);
+        let _ = with.map(|with| walk_mut(with, self));
+        let _ = walk_mut(node, self);
     }
 }
 
@@ -235,7 +236,7 @@ impl VisitQueries for Extract<'_> {
             if let Some(with) = with {
                 self.with(with, &names)?;
             }
-            VisitMut::visit(node, self)
+            walk_mut(node, self)
         };
         if let ControlFlow::Break(error) = visit() {
             self.error = Some(error);
@@ -260,7 +261,7 @@ impl Extract<'_> {
                     strip(table.query.as_mut());
                 }
             }
-            VisitMut::visit(table.query.as_mut(), self)?;
+            walk_mut(table.query.as_mut(), self)?;
             if let Some(scope) = self.scopes.last_mut() {
                 scope.tables.retain(|around| fold(&around.alias.name) != name);
                 scope.tables.push(table.clone());
@@ -346,6 +347,6 @@ fn relations_of(node: &impl ast::Visit) -> BTreeSet<String> {
         }
     }
     let mut relations = Relations(BTreeSet::new());
-    let _ = ast::Visit::visit(node, &mut relations);
+    let _ = walk(node, &mut relations);
     relations.0
 }

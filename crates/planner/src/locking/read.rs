@@ -13,6 +13,7 @@ use crate::privileges::{self, Acting, Readable};
 use crate::resolve::{self, BY_ID, Relation};
 use crate::statement::locking::{is_limited, unbracket};
 use crate::statement::{LockClause, fold};
+use crate::walk::walk;
 use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -464,7 +465,7 @@ fn reads_functions(query: &ast::Query) -> bool {
         }
     }
     match query.body.as_ref() {
-        ast::SetExpr::Select(select) if !select.from.is_empty() => ast::Visit::visit(query, &mut Tables).is_continue(),
+        ast::SetExpr::Select(select) if !select.from.is_empty() => walk(query, &mut Tables).is_continue(),
         _ => false,
     }
 }
@@ -498,7 +499,7 @@ fn check_outputs(query: &ast::Query, clause: &str) -> Result<()> {
         }
     }
     let ast::SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
-    match ast::Visit::visit(&select.projection, &mut Outputs { depth: 0 }) {
+    match walk(&select.projection, &mut Outputs { depth: 0 }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(what) => Err(Error::unsupported(format!("{clause} is not allowed with {what}"))),
     }

@@ -1,6 +1,7 @@
 //! `(a AND b) OR (a AND c)` as `a AND (b OR c)`, in subqueries too: what they have in common with the query around may stand
 //! in every branch, and they become joins only where it stands alone.
 
+use crate::rewrites::RewritePlan;
 use datafusion::common::Result;
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::utils::{conjunction, disjunction, split_binary, split_conjunction};
@@ -8,7 +9,7 @@ use datafusion::logical_expr::{Expr, Filter, LogicalPlan, Operator};
 
 /// A plan whose filters have what all branches of a disjunction ask for outside of it.
 pub fn factor(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let factored = plan.transform_down_with_subqueries(|node| {
+    let factored = plan.rewrite_down_with_subqueries(&mut |node| {
         let LogicalPlan::Filter(filter) = &node else { return Ok(Transformed::no(node)) };
         let conjuncts = split_conjunction(&filter.predicate);
         let factored: Vec<Option<Expr>> = conjuncts.iter().map(|conjunct| factored(conjunct)).collect();

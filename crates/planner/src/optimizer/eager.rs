@@ -7,9 +7,10 @@
 use super::estimate::{self, Estimate};
 use super::passes::has_subquery;
 use crate::arithmetic;
+use crate::rewrites::{RewritePlan, RewriteTree};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::alias::AliasGenerator;
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{Column, DFSchema, JoinConstraint, JoinType, NullEquality, Result};
 use datafusion::functions_aggregate::count::count_udaf;
 use datafusion::functions_aggregate::sum::sum_udaf;
@@ -47,7 +48,7 @@ impl OptimizerRule for EagerAggregation {
 
     fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
         let names = config.alias_generator();
-        plan.transform_down_with_subqueries(|node| {
+        plan.rewrite_down_with_subqueries(&mut |node| {
             let LogicalPlan::Aggregate(aggregate) = &node else { return Ok(Transformed::no(node)) };
             let eager = match without_averages(aggregate, names)? {
                 None => eager(&node, names)?,
@@ -253,13 +254,13 @@ fn meanings_under(alias: &SubqueryAlias) -> HashMap<Column, Expr> {
 }
 
 fn replaced(expr: Expr, meanings: &HashMap<Column, Expr>) -> Result<Expr> {
-    let replace = |node: Expr| match &node {
+    let mut replace = |node: Expr| match &node {
         Expr::Column(column) => {
             Ok(meanings.get(column).map_or(Transformed::no(node.clone()), |meant| Transformed::yes(meant.clone())))
         }
         _ => Ok(Transformed::no(node)),
     };
-    Ok(expr.transform_up(replace)?.data)
+    Ok(expr.rewrite_up(&mut replace)?.data)
 }
 
 fn estimated(plan: &LogicalPlan) -> Estimate {

@@ -5,8 +5,9 @@
 //! with few threads it pays only when the build side, which one thread alone inserts, is large beside the probe side.
 //! Sides stay as the join order set them.
 
+use crate::rewrites::RewriteTree;
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::common::{Result, Statistics};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
@@ -27,7 +28,7 @@ pub struct JoinMode;
 impl PhysicalOptimizerRule for JoinMode {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         let threads = config.execution.target_partitions;
-        plan.transform_up(|node| {
+        plan.rewrite_up(&mut |node| {
             let Some(join) = node.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(node)) };
             if *join.partition_mode() != PartitionMode::Auto {
                 return Ok(Transformed::no(node));

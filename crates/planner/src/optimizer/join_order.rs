@@ -9,6 +9,7 @@
 
 use super::estimate::{self, ColumnEstimate, Estimate};
 use super::join_graph::{Class, Condition, JoinGraph, Relation, Role, Set, Tree};
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::datatypes::FieldRef;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{
@@ -62,7 +63,7 @@ fn order(plan: LogicalPlan) -> Result<(LogicalPlan, Estimate)> {
 /// An expression whose uncorrelated subqueries have their joins ordered.
 fn order_in_expr(expr: &Expr) -> Result<Expr> {
     expr.clone()
-        .transform(|node| {
+        .rewrite_up(&mut |node| {
             let ordered = |subquery: Subquery| -> Result<Subquery> {
                 let (plan, _) = order(subquery.subquery.as_ref().clone())?;
                 Ok(subquery.with_plan(Arc::new(plan)))

@@ -3,6 +3,7 @@
 //! DataFusion 55 makes semi and anti joins of them, which keep or drop all rows that are alike. With the number that each has among
 //! those like it beside it, a row of one side meets at most one of the other.
 
+use crate::rewrites::RewritePlan;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::common::{Column, JoinType, NullEquality, Result};
@@ -24,7 +25,7 @@ impl AnalyzerRule for Multisets {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_up_with_subqueries(|node| match node {
+        plan.rewrite_up_with_subqueries(&mut |node| match node {
             LogicalPlan::Join(join) if is_multiset_operation(&join) => numbered(join).map(Transformed::yes),
             node => Ok(Transformed::no(node)),
         })

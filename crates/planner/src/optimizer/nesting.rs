@@ -6,6 +6,7 @@
 //! itself.
 
 use crate::catalog::{applied, outer_columns};
+use crate::rewrites::{RewritePlan, RewriteTree};
 use crate::with_queries::SharedQuery;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchemaRef, Result};
@@ -69,12 +70,12 @@ fn levels(plan: &LogicalPlan) -> Result<usize> {
 /// And how many levels it has then.
 fn flattened(state: &SessionState, plan: LogicalPlan) -> Result<(LogicalPlan, usize)> {
     let mut most = 0;
-    let plan = plan.transform_up(|node| {
+    let plan = plan.rewrite_up(&mut |node| {
         let inputs: Vec<DFSchemaRef> = node.inputs().into_iter().map(|input| input.schema().clone()).collect();
         let names = NamePreserver::new(&node);
-        node.map_expressions(|expr| {
+        node.rewrite_expressions(&mut |expr| {
             let name = names.save(&expr);
-            let flattened = expr.transform_up(|expr| {
+            let flattened = expr.rewrite_up(&mut |expr| {
                 let Some(subquery) = subquery_of(&expr) else { return Ok(Transformed::no(expr)) };
                 let (plan, own) = flattened(state, Arc::unwrap_or_clone(subquery.subquery.clone()))?;
                 if own + 1 < LEVELS_MAX {

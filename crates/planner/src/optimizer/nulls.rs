@@ -4,6 +4,7 @@
 //! and every text matches `.*`. What they would take wrongly is written so that NULL is seen to before they come.
 
 use super::lists;
+use crate::rewrites::{RewritePlan, RewriteTree};
 use chrono::{DateTime, Utc};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
@@ -43,9 +44,9 @@ impl OptimizerRule for Nulls {
         }
         let names = NamePreserver::new(&plan);
         let simplifier = simplifier(&plan, config.options(), config.query_execution_start_time())?;
-        plan.map_expressions(|expr| {
+        plan.rewrite_expressions(&mut |expr| {
             let name = names.save(&expr);
-            let expr = expr.transform_up(|expr| remembered(expr, &simplifier))?;
+            let expr = expr.rewrite_up(&mut |expr| remembered(expr, &simplifier))?;
             Ok(expr.update_data(|expr| name.restore(expr)))
         })
     }
@@ -135,7 +136,7 @@ fn unmarked(expr: Expr) -> Expr {
 
 /// What is to be simplified next, such that NULL is not forgotten.
 pub(crate) fn seen_to(expr: Expr, simplifier: &ExprSimplifier) -> Result<Expr> {
-    Ok(expr.transform_up(|expr| remembered(expr, simplifier))?.data)
+    Ok(expr.rewrite_up(&mut |expr| remembered(expr, simplifier))?.data)
 }
 
 fn remembered(expr: Expr, simplifier: &ExprSimplifier) -> Result<Transformed<Expr>> {

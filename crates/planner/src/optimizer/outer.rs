@@ -5,6 +5,7 @@
 //! columns are, it need not add them. (Galindo-Legaria, Rosenthal, *Outerjoin Simplification and Reordering for Query Optimization*, TODS
 //! 1997.)
 
+use crate::rewrites::RewriteTree;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, JoinType, NullEquality, Result, ScalarValue};
 use datafusion::logical_expr::utils::split_conjunction;
@@ -85,25 +86,25 @@ fn meant(condition: &Expr, schema: &DFSchema, meanings: &HashMap<Column, Expr>) 
     if columns.iter().any(|column| schema.has_column(column) && !meanings.contains_key(*column)) {
         return None;
     }
-    let replace = |node: Expr| match &node {
+    let mut replace = |node: Expr| match &node {
         Expr::Column(column) => {
             Ok(meanings.get(column).map_or(Transformed::no(node.clone()), |meant| Transformed::yes(meant.clone())))
         }
         _ => Ok(Transformed::no(node)),
     };
-    condition.clone().transform_up(replace).ok().map(|replaced| replaced.data)
+    condition.clone().rewrite_up(&mut replace).ok().map(|replaced| replaced.data)
 }
 
 /// Conditions that say something of a join's side, other columns of theirs set apart.
 fn of_side(conditions: &[&Expr], side: &DFSchema) -> Vec<Expr> {
     let own = conditions.iter().filter(|condition| condition.column_refs().iter().any(|it| side.has_column(it)));
-    let apart = |node: Expr| match node {
+    let mut apart = |node: Expr| match node {
         Expr::Column(column) if !side.has_column(&column) => {
             Ok(Transformed::yes(Expr::Column(Column::new(Some(ELSEWHERE), column.name))))
         }
         node => Ok(Transformed::no(node)),
     };
-    own.filter_map(|condition| (*condition).clone().transform_up(apart).ok()).map(|it| it.data).collect()
+    own.filter_map(|condition| (*condition).clone().rewrite_up(&mut apart).ok()).map(|it| it.data).collect()
 }
 
 fn simplified_join(mut join: Join, conditions: &[Expr]) -> Result<Transformed<LogicalPlan>> {

@@ -2,6 +2,7 @@
 //! subquery for it.
 
 use super::passes::has_query;
+use crate::rewrites::RewritePlan;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::Transformed;
@@ -24,7 +25,7 @@ impl AnalyzerRule for RowQueries {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        let rewritten = plan.transform_up_with_subqueries(|node| match node {
+        let rewritten = plan.rewrite_up_with_subqueries(&mut |node| match node {
             LogicalPlan::Values(values) if values.values.iter().flatten().any(has_query) => {
                 queries(values).map(Transformed::yes)
             }

@@ -4,6 +4,7 @@
 //! clients count on that: `SELECT array_agg(x) FROM (SELECT x FROM t ORDER BY y) q`. So what depends on the order of its
 //! input is told that order, and a sort stays where its rows reach a limit or the client in its order. Others are left out.
 
+use crate::rewrites::{RewritePlan, RewriteTree};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, Result};
@@ -41,7 +42,7 @@ impl AnalyzerRule for SubqueryOrder {
         if sorts == sorts_on_top {
             return Ok(plan);
         }
-        let told = plan.transform_up_with_subqueries(|node| match node {
+        let told = plan.rewrite_up_with_subqueries(&mut |node| match node {
             LogicalPlan::Aggregate(aggregate) => aggregate_in_order(aggregate),
             LogicalPlan::Window(window) => window_in_order(window),
             other => Ok(Transformed::no(other)),
@@ -85,14 +86,14 @@ fn aggregate_in_order(aggregate: Aggregate) -> Result<Transformed<LogicalPlan>> 
         return as_is(aggregate);
     }
     let Some((input, keys)) = rows_in_order(&aggregate.input, false)? else { return as_is(aggregate) };
-    let tell = |expr: Expr| match expr {
+    let mut tell = |expr: Expr| match expr {
         Expr::AggregateFunction(mut function) if depends(&function) => {
             function.params.order_by.clone_from(&keys);
             Ok(Transformed::yes(Expr::AggregateFunction(function)))
         }
         other => Ok(Transformed::no(other)),
     };
-    let calls = aggregate.aggr_expr.into_iter().map(|expr| expr.transform_up(tell).data());
+    let calls = aggregate.aggr_expr.into_iter().map(|expr| expr.rewrite_up(&mut tell).data());
     let calls = calls.collect::<Result<Vec<_>>>()?;
     let in_order = Aggregate::try_new(Arc::new(input), aggregate.group_expr, calls)?;
     // The calls' columns are named by their texts, which name the order.
@@ -121,14 +122,14 @@ fn window_in_order(window: Window) -> Result<Transformed<LogicalPlan>> {
         return as_is(window);
     }
     let Some((input, keys)) = rows_in_order(&window.input, true)? else { return as_is(window) };
-    let tell = |expr: Expr| match expr {
+    let mut tell = |expr: Expr| match expr {
         Expr::WindowFunction(mut function) if depends(&function) => {
             function.params.order_by.clone_from(&keys);
             Ok(Transformed::yes(Expr::WindowFunction(function)))
         }
         other => Ok(Transformed::no(other)),
     };
-    let calls = window.window_expr.iter().cloned().map(|expr| expr.transform_up(tell).data());
+    let calls = window.window_expr.iter().cloned().map(|expr| expr.rewrite_up(&mut tell).data());
     let calls = calls.collect::<Result<Vec<_>>>()?;
     let (before, now) = (window.input.schema().fields().len(), input.schema().fields().len());
     let in_order = Window::try_new(calls, Arc::new(input))?;
@@ -193,7 +194,7 @@ pub fn rows_in_order(plan: &LogicalPlan, keeps: bool) -> Result<Option<(LogicalP
 }
 
 fn over_columns(key: SortExpr, renamed: &impl Fn(Column) -> Result<Column>) -> Result<SortExpr> {
-    let expr = key.expr.transform_up(|expr| match expr {
+    let expr = key.expr.rewrite_up(&mut |expr| match expr {
         Expr::Column(column) => Ok(Transformed::yes(Expr::Column(renamed(column)?))),
         other => Ok(Transformed::no(other)),
     });

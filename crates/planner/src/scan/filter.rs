@@ -1,5 +1,6 @@
 //! DataFusion's predicates as the storage's filters.
 
+use crate::rewrites::RewriteTree;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
@@ -74,7 +75,7 @@ fn remap(expr: &Arc<dyn PhysicalExpr>, columns: &[usize], table: &SchemaRef) -> 
     let mut known = true;
     let mapped = expr
         .clone()
-        .transform_up(|node| {
+        .rewrite_up(&mut |node| {
             let Some(column) = node.downcast_ref::<Column>() else { return Ok(Transformed::no(node)) };
             match columns.get(column.index()) {
                 Some(&index) => {
@@ -211,7 +212,7 @@ fn function(expr: &Arc<dyn PhysicalExpr>, table: &SchemaRef) -> Option<ColumnFil
     let name = field.name().clone();
     let alone = expr
         .clone()
-        .transform_up(|node| {
+        .rewrite_up(&mut |node| {
             if node.downcast_ref::<Column>().is_some() {
                 return Ok(Transformed::yes(Arc::new(Column::new(&name, 0)) as Arc<dyn PhysicalExpr>));
             }

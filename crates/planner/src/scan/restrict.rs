@@ -1,6 +1,7 @@
 //! A plan that ran, to be run again for some rows of the tables that its statement changes or locks.
 
 use super::TidepoolScanExec;
+use crate::rewrites::RewriteTree;
 use datafusion::common::Result;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::physical_plan::ExecutionPlan;
@@ -28,7 +29,7 @@ pub fn restricted(
     plan: &Arc<dyn ExecutionPlan>,
     targets: &[(Arc<TableVersion>, Vec<RowId>)],
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    let restart = |node: Arc<dyn ExecutionPlan>| {
+    let mut restart = |node: Arc<dyn ExecutionPlan>| {
         let Some(scan) = node.downcast_ref::<TidepoolScanExec>() else {
             return node.reset_state().map(Transformed::yes);
         };
@@ -36,5 +37,5 @@ pub fn restricted(
         let scan = scan.restarted(rows.map(|(version, rows)| (version, rows.as_slice())));
         Ok(Transformed::yes(Arc::new(scan) as Arc<dyn ExecutionPlan>))
     };
-    plan.clone().transform_up(restart).data()
+    plan.clone().rewrite_up(&mut restart).data()
 }

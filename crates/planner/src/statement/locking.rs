@@ -2,6 +2,7 @@
 
 use super::QualifiedName;
 use super::cursor::{Cursor, Source};
+use crate::walk::{walk, walk_mut};
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use std::borrow::Cow;
@@ -217,7 +218,7 @@ pub fn has_locks(node: &impl ast::Visit) -> bool {
             if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         }
     }
-    ast::Visit::visit(node, &mut Locks).is_break()
+    walk(node, &mut Locks).is_break()
 }
 
 /// Takes all clauses out of the queries in this node.
@@ -230,7 +231,7 @@ pub fn strip(node: &mut impl ast::VisitMut) {
             ControlFlow::Continue(())
         }
     }
-    let _ = ast::VisitMut::visit(node, &mut Strip);
+    let _ = walk_mut(node, &mut Strip);
 }
 
 fn clause_begins(source: &Source<'_>, tokens: &[TokenWithSpan]) -> bool {

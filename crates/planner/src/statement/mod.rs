@@ -24,6 +24,7 @@ mod roles;
 mod utility;
 
 use crate::sequences::SequenceOptions;
+use crate::walk::walk;
 use cursor::{Cursor, Source};
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::keywords::Keyword;
@@ -658,7 +659,7 @@ fn check_grouping(statement: &ast::Statement) -> Result<()> {
         }
     }
 
-    match ast::Visit::visit(statement, &mut Grouping) {
+    match walk(statement, &mut Grouping) {
         ControlFlow::Break(error) => Err(error),
         ControlFlow::Continue(()) => Ok(()),
     }

@@ -15,11 +15,11 @@ pub(crate) use rows::{SharedQuery, bind, parameter_fields};
 use crate::query::Names;
 use crate::resolve::{self, BY_ID, Relation};
 use crate::statement::{fold, parse_query};
+use crate::walk::{walk, walk_mut};
 use datafusion::catalog::TableProvider;
 use datafusion::logical_expr::{LogicalPlan, Volatility};
 use datafusion::sql::sqlparser::ast::{
-    Cte, CteAsMaterialized, Expr, Ident, ObjectName, Query, Select, TableAlias, TableFactor, Visit, VisitMut, Visitor,
-    VisitorMut, With,
+    Cte, CteAsMaterialized, Expr, Ident, ObjectName, Query, Select, TableAlias, TableFactor, Visitor, VisitorMut, With,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -47,11 +47,11 @@ pub(crate) fn share(
     planned: &mut Planned<'_>,
 ) -> Result<BTreeMap<String, Arc<dyn TableProvider>>> {
     let tables = BTreeMap::new();
-    if Visit::visit(query, &mut HasWith).is_continue() {
+    if walk(query, &mut HasWith).is_continue() {
         return Ok(tables);
     }
     let mut sharing = Sharing { names, planned, tables, scopes: Vec::new(), withs: Vec::new(), views: HashMap::new() };
-    match VisitMut::visit(query, &mut sharing) {
+    match walk_mut(query, &mut sharing) {
         ControlFlow::Continue(()) => Ok(sharing.tables),
         ControlFlow::Break(error) => Err(error),
     }
@@ -153,17 +153,17 @@ impl Sharing<'_, '_, '_> {
                 let itself = Meaning::Written { cte: Box::new(cte.clone()), recursive, weight: 1 };
                 scope.insert(name.clone(), itself);
             }
-            VisitMut::visit(&mut cte.query, self)?;
+            walk_mut(&mut cte.query, self)?;
             let mut counted = Counted { name: &name, times: 0 };
             for later in &waiting {
-                let _ = Visit::visit(&later.query, &mut counted);
+                let _ = walk(&later.query, &mut counted);
             }
-            let _ = Visit::visit(around, &mut counted);
+            let _ = walk(around, &mut counted);
             let times = counted.times;
             let weight = self.weight(&cte.query);
             let is_itself = recursive && {
                 let mut own = Counted { name: &name, times: 0 };
-                let _ = Visit::visit(&cte.query, &mut own);
+                let _ = walk(&cte.query, &mut own);
                 own.times > 0
             };
             let is_twice = times > 1
@@ -209,7 +209,7 @@ impl Sharing<'_, '_, '_> {
     /// The queries that are written out where a query reads them, what they read themselves before them.
     fn needed(&self, query: &Query, seen: &mut BTreeSet<String>, found: &mut Vec<Cte>, any_recursive: &mut bool) {
         let mut read = Read::default();
-        let _ = Visit::visit(query, &mut read);
+        let _ = walk(query, &mut read);
         for name in read.names {
             if let Some(Meaning::Written { cte, recursive, .. }) = self.meaning(&name)
                 && seen.insert(name)
@@ -247,14 +247,14 @@ impl Sharing<'_, '_, '_> {
         }
 
         let mut weight = Weight(self, 0);
-        let _ = Visit::visit(query, &mut weight);
+        let _ = walk(query, &mut weight);
         weight.1
     }
 
     /// Whether a query calls volatile functions: itself, by what it writes out or by views. What is shared has called them already.
     fn is_volatile(&mut self, query: &Query, depth: usize) -> bool {
         let mut read = Read::default();
-        let _ = Visit::visit(query, &mut read);
+        let _ = walk(query, &mut read);
         let volatile = |name: &String| {
             let function = self.names.function(name);
             function.is_some_and(|function| function.signature().volatility == Volatility::Volatile)

@@ -14,6 +14,7 @@ pub use sizes::bytes_of;
 use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
+use crate::rewrites::{RewritePlan, RewriteTree};
 use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
 use datafusion::arrow::compute::concat;
 use datafusion::arrow::compute::kernels::concat_elements::concat_elements_dyn;
@@ -281,7 +282,7 @@ pub fn wrapped(function: &Arc<ScalarUDF>) -> Option<Arc<ScalarUDF>> {
 
 /// Puts bounds to what a plan's expressions call.
 pub fn bounded(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let node = |node: LogicalPlan| {
+    let mut node = |node: LogicalPlan| {
         let mut calls = false;
         node.apply_expressions(|expr| {
             calls = calls || expr.exists(|expr| Ok(is_unbounded(expr)))?;
@@ -291,13 +292,13 @@ pub fn bounded(plan: LogicalPlan) -> Result<LogicalPlan> {
             return Ok(Transformed::no(node));
         }
         let names = NamePreserver::new(&node);
-        node.map_expressions(|expr| {
+        node.rewrite_expressions(&mut |expr| {
             let name = names.save(&expr);
-            let expr = spread(expr.transform_up(|expr| Ok(with_bounds(expr)))?.data, false)?;
+            let expr = spread(expr.rewrite_up(&mut |expr| Ok(with_bounds(expr)))?.data, false)?;
             Ok(Transformed::yes(name.restore(expr)))
         })
     };
-    Ok(plan.transform_down_with_subqueries(node)?.data)
+    Ok(plan.rewrite_down_with_subqueries(&mut node)?.data)
 }
 
 /// Whether it has bounds, and takes a constant for what it is.
