@@ -22,7 +22,8 @@
 //! | 64 | 8 | position at which the segment before ended, 0 if there never was one |
 //! | 72 | 8 | *term* in which the segment was written, 0 in a log that one host has to itself |
 //! | 80 | 8 | term of the segment before |
-//! | 88 | 40 | zero |
+//! | 88 | 8 | of the log's first segment: the timestamp up to which commits were there before the log and are not in it, or 0 |
+//! | 96 | 32 | zero |
 //!
 //! A segment *is begun* if and only if its header is valid and has the number that the segment is stored under. Everything in
 //! the segment before is durable before a segment's header is written.
@@ -236,6 +237,7 @@ pub(crate) struct SegmentHeader {
     pub previous_end: LogPosition,
     pub term: u64,
     pub previous_term: u64,
+    pub begins_after: CommitTs,
 }
 
 impl SegmentHeader {
@@ -251,6 +253,7 @@ impl SegmentHeader {
         put(bytes, 64, self.previous_end.0);
         put(bytes, 72, self.term);
         put(bytes, 80, self.previous_term);
+        put(bytes, 88, self.begins_after.0);
         let checksum = xxh3_64_with_seed(&bytes[8..SEGMENT_FIELDS_BYTES], self.identity.seed());
         put(bytes, 0, checksum);
     }
@@ -296,6 +299,7 @@ impl SegmentHeader {
             previous_end: LogPosition(get(bytes, 64)),
             term: get(bytes, 72),
             previous_term: get(bytes, 80),
+            begins_after: CommitTs(get(bytes, 88)),
         }))
     }
 }
@@ -485,6 +489,7 @@ mod tests {
             previous_end: LogPosition::new(4, 8192),
             term: 3,
             previous_term: 2,
+            begins_after: CommitTs(11),
         };
         let mut bytes = vec![1; SEGMENT_HEADER_BYTES];
         assert_eq!(SegmentHeader::read(&bytes, IDENTITY, "5").unwrap(), None);

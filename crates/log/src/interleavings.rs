@@ -65,6 +65,7 @@ fn segment() -> (Vec<u8>, Vec<u8>) {
         previous_end: LogPosition::default(),
         term: TERM.0.into(),
         previous_term: 0,
+        begins_after: CommitTs(0),
     };
     header.write(&mut bytes);
     let mut chain = 0;

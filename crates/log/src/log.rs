@@ -111,6 +111,7 @@ impl Log {
             ts_max: before.ts_max,
             term,
             previous_term: before.term,
+            begins_after: before.begins_after,
         };
         Log::start(device, config, start, floor)
     }

@@ -25,7 +25,7 @@ use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tidepool_base::{Error, Result, SqlState, crash_point};
+use tidepool_base::{CommitTs, Error, Result, SqlState, crash_point};
 use tidepool_pool::layout::{SEGMENTS, TERMS};
 #[cfg(not(loom))]
 use tidepool_pool::member::Member;
@@ -519,8 +519,14 @@ impl<H: PoolHost> PoolSource<H> {
     }
 
     fn oldest_by(&self, identity: DatabaseIdentity) -> Result<Option<(u64, u64)>> {
+        let first = self.first_segment(identity)?.filter(|header| header.previous_end.segment() != 0);
+        Ok(first.map(|header| (header.term, header.number)))
+    }
+
+    /// The header of the oldest segment that is there. `None`: there is no log.
+    fn first_segment(&self, identity: DatabaseIdentity) -> Result<Option<SegmentHeader>> {
         let mut at = self.newest_begun(identity)?;
-        let mut oldest = None;
+        let mut first = None;
         while let Some((term, number)) = at {
             let Some(segment) = self.segment(term, number)? else { break };
             let Some(header) = header_of(&*segment, identity)? else {
@@ -530,12 +536,23 @@ impl<H: PoolHost> PoolSource<H> {
                 break;
             }
             let before = (header.previous_term, header.previous_end.segment());
-            if before.1 == 0 {
-                return Ok(None);
-            }
-            (oldest, at) = (at, Some(before));
+            at = (before.1 != 0).then_some(before);
+            first = Some(header);
         }
-        Ok(oldest)
+        Ok(first)
+    }
+
+    /// Whether there is a log, and of one that is there from its beginning on, the timestamp up to which commits were there before it:
+    /// not 0 where a database was brought into the pool from elsewhere. Until its primary's first manifest is in force, those are nowhere
+    /// in the pool.
+    pub fn begins_after(&self, identity: DatabaseIdentity) -> Result<Option<CommitTs>> {
+        loop {
+            let newest = self.newest_term()?;
+            let first = self.first_segment(identity)?;
+            if self.newest_term()? == newest {
+                return Ok(first.map(|header| header.begins_after));
+            }
+        }
     }
 
     /// Maps segments that a primary has prepared behind `number`, and this one: whoever seals the term looks through them. Some at a

@@ -599,6 +599,7 @@ impl Recovery {
             ts_max: self.ts_max,
             term: 0,
             previous_term: 0,
+            begins_after: CommitTs(0),
         })
     }
 

@@ -17,7 +17,7 @@ use crate::log::RecordKind;
 use crate::recovery::Written;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result};
+use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_pool::layout::SEGMENTS;
 use tidepool_pool::words::Extent;
 
@@ -96,6 +96,8 @@ pub struct Before {
     pub(crate) chain: u64,
     pub(crate) written: Vec<Written>,
     pub ts_max: CommitTs,
+    /// Where there is no log: what its reader had before it.
+    pub(crate) begins_after: CommitTs,
 }
 
 /// What the log of a new term begins with.
@@ -118,6 +120,16 @@ struct Opened {
 struct Stream {
     ordinal: u64,
     parts: Vec<Place>,
+}
+
+/// 55000 for a reader that lacks what was there before the log.
+fn begins_after(ts: CommitTs) -> Error {
+    Error::new(
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "the log of the database begins after what this host has of it",
+    )
+    .with_detail(format!("Commits up to {ts} were brought into the pool from elsewhere while this host was there."))
+    .with_hint("Start this host again.")
 }
 
 /// A reader of a log at its moving end.
@@ -286,7 +298,8 @@ impl<S: Source> Tail<S> {
         // Of a term without a block nothing follows.
         let term = if self.blocks.cursor.is_within() { term } else { 0 };
         let end = self.blocks.cursor.position();
-        Before { term, end, chain, ts_max: self.ts_max(), written: self.written.into() }
+        let begins_after = if self.blocks.cursor.is_within() { CommitTs(0) } else { self.after };
+        Before { term, end, chain, ts_max: self.ts_max(), written: self.written.into(), begins_after }
     }
 
     /// Goes on, as far as it can without waiting. Records of the batch before cannot be read any more. XX001, with the place, where
@@ -321,7 +334,11 @@ impl<S: Source> Tail<S> {
 
     /// Takes a block. Records that its floor covers are ready.
     fn take(&mut self, block: &Block, ready: &mut Vec<TailRecord>) -> Result<()> {
-        if block.begins.is_some() {
+        if let Some(header) = &block.begins {
+            let is_first = header.previous_end == LogPosition::default();
+            if is_first && header.begins_after > self.after {
+                return Err(begins_after(header.begins_after));
+            }
             let ordinal = self.opened.back().map_or(0, |last| last.ordinal + 1);
             self.opened.push_back(Opened { ordinal, term: block.term, number: block.number });
             self.written.push_back(Written { number: block.number, ts_max: CommitTs(0) });

@@ -38,6 +38,8 @@ pub(crate) struct Start {
     /// In which is written from here on, and in which the last block is.
     pub term: u64,
     pub previous_term: u64,
+    /// Commits up to this one were there before the log. Of one that goes on: 0.
+    pub begins_after: CommitTs,
 }
 
 impl Start {
@@ -53,6 +55,7 @@ impl Start {
             ts_max: CommitTs(0),
             term: 0,
             previous_term: 0,
+            begins_after: CommitTs(0),
         }
     }
 }
@@ -78,6 +81,8 @@ pub(crate) struct Writer {
     term: u64,
     /// Of the segment before the next.
     previous_term: u64,
+    /// Of the next segment: not 0 before the log's first.
+    begins_after: CommitTs,
     /// All before is durable.
     durable: LogPosition,
     /// Of records with bytes in the current segment.
@@ -131,6 +136,7 @@ impl Writer {
             life,
             term: start.term,
             previous_term: start.previous_term,
+            begins_after: start.begins_after,
             durable: start.end,
             end: start.end,
             segment_ts_max: ts_max,
@@ -390,6 +396,7 @@ impl Writer {
             previous_end,
             term: self.term,
             previous_term: std::mem::replace(&mut self.previous_term, self.term),
+            begins_after: std::mem::replace(&mut self.begins_after, CommitTs(0)),
         };
         header.write(self.buffer.bytes_mut());
         self.buffer_start = 0;

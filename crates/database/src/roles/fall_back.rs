@@ -437,8 +437,11 @@ pub(super) fn logged(host: &PoolHost) -> Result<InLog> {
         return Ok(InLog::Commits);
     }
     let identity = DatabaseIdentity(host.database_identity()?);
-    if PoolSource::new(Arc::clone(member)).oldest(identity)?.is_none() {
-        return Ok(InLog::Nothing);
+    match PoolSource::new(Arc::clone(member)).begins_after(identity)? {
+        None => return Ok(InLog::Nothing),
+        // Nothing is committed before the first manifest has what was brought in.
+        Some(ts) if ts > CommitTs(0) => return Ok(InLog::Marks),
+        Some(_) => {}
     }
     let mut tail = PoolTail::attach(Arc::clone(member), identity, None, CommitTs(0))?;
     while let Next::Batch(batch) = tail.read()? {

@@ -22,6 +22,8 @@ mod copying_tests;
 #[cfg(test)]
 mod dealt_tests;
 pub(crate) mod fall_back;
+#[cfg(test)]
+mod filling_tests;
 mod following;
 #[cfg(test)]
 mod manifest_tests;

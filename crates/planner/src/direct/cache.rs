@@ -52,18 +52,29 @@ impl OfText for Known {
 pub struct Shared<T>(Mutex<Kept<T>>);
 
 struct Kept<T> {
-    of_texts: HashMap<Arc<str>, Vec<T>>,
-    /// How often sessions found something here, by text: those that most have in common are of use to others, too.
-    found: HashMap<Arc<str>, u64>,
+    texts: HashMap<Arc<str>, KeptText<T>>,
     /// Of all of them.
     bytes: u64,
+}
+
+/// What is kept of a text: by settings and roles.
+struct KeptText<T> {
+    entries: Vec<T>,
+    /// How often sessions found something here: what most have in common is of use to others, too.
+    found: u64,
+}
+
+impl<T: OfText> KeptText<T> {
+    fn bytes(&self, text: &str) -> u64 {
+        self.entries.iter().map(|entry| entry_bytes(text, entry)).sum()
+    }
 }
 
 pub type Programs = Shared<Known>;
 
 impl<T> Default for Shared<T> {
     fn default() -> Shared<T> {
-        Shared(Mutex::new(Kept { of_texts: HashMap::new(), found: HashMap::new(), bytes: 0 }))
+        Shared(Mutex::new(Kept { texts: HashMap::new(), bytes: 0 }))
     }
 }
 
@@ -71,21 +82,21 @@ impl<T: OfText> Shared<T> {
     /// `key`: the text, and what parameters are.
     pub fn find(&self, key: &str, is_for: impl Fn(&Known) -> bool) -> Option<T> {
         let mut kept = self.0.lock();
-        let (text, of_text) = kept.of_texts.get_key_value(key)?;
-        let found = of_text.iter().find(|one| is_for(one.known())).cloned()?;
-        let text = text.clone();
-        *kept.found.entry(text).or_default() += 1;
+        let text = kept.texts.get_mut(key)?;
+        let found = text.entries.iter().find(|entry| is_for(entry.known())).cloned()?;
+        text.found += 1;
         Some(found)
     }
 
     /// What is kept, with its text, the most often found first.
     pub fn list(&self) -> Vec<(Arc<str>, T)> {
         let kept = self.0.lock();
-        let found = |key: &Arc<str>| kept.found.get(key).copied().unwrap_or(0);
-        let mut texts: Vec<(&Arc<str>, u64)> = kept.of_texts.keys().map(|key| (key, found(key))).collect();
-        texts.sort_unstable_by_key(|(_, found)| std::cmp::Reverse(*found));
-        let of_text = |key: &Arc<str>| kept.of_texts[key].iter().map(|one| (key.clone(), one.clone())).collect();
-        texts.into_iter().flat_map(|(key, _)| -> Vec<(Arc<str>, T)> { of_text(key) }).collect()
+        let mut texts: Vec<(&Arc<str>, &KeptText<T>)> = kept.texts.iter().collect();
+        texts.sort_unstable_by_key(|(_, text)| std::cmp::Reverse(text.found));
+        let entries = |(key, text): (&Arc<str>, &KeptText<T>)| -> Vec<(Arc<str>, T)> {
+            text.entries.iter().map(|entry| (key.clone(), entry.clone())).collect()
+        };
+        texts.into_iter().flat_map(entries).collect()
     }
 
     /// `memory` is told what is kept, and says how much may be.
@@ -96,20 +107,23 @@ impl<T: OfText> Shared<T> {
         }
         let mut kept = self.0.lock();
         let before = kept.bytes;
-        let is_full = kept.of_texts.len() >= SHARED_MAX && !kept.of_texts.contains_key(key);
+        let is_full = kept.texts.len() >= SHARED_MAX && !kept.texts.contains_key(key);
         if is_full || kept.bytes + bytes > memory.cache_bytes_max() {
             kept.drop_some(memory.cache_bytes_max() - bytes);
         }
-        let of_text = kept.of_texts.remove(key).unwrap_or_default();
+        let (key, KeptText { entries, found }) = kept
+            .texts
+            .remove_entry(key)
+            .unwrap_or_else(|| (Arc::from(key), KeptText { entries: Vec::new(), found: 0 }));
         // Of another state nobody asks any more.
         let known = one.known();
-        let (mut of_text, old): (Vec<T>, Vec<T>) =
-            of_text.into_iter().partition(|other| !other.known().is_for(&known.settings, known.role));
-        let older = of_text.split_off(of_text.len().min(7));
-        kept.bytes -= old.iter().chain(&older).map(|old| entry_bytes(key, old)).sum::<u64>();
+        let (mut entries, old): (Vec<T>, Vec<T>) =
+            entries.into_iter().partition(|other| !other.known().is_for(&known.settings, known.role));
+        let older = entries.split_off(entries.len().min(7));
+        kept.bytes -= old.iter().chain(&older).map(|old| entry_bytes(&key, old)).sum::<u64>();
         kept.bytes += bytes;
-        of_text.push(one);
-        kept.of_texts.insert(Arc::from(key), of_text);
+        entries.push(one);
+        kept.texts.insert(key, KeptText { entries, found });
         memory.note(Held::Plans, kept.bytes.saturating_sub(before), before.saturating_sub(kept.bytes));
     }
 }
@@ -120,8 +134,8 @@ impl<T: OfText> Kept<T> {
         let texts_max = SHARED_MAX - SHARED_MAX / 4;
         let bytes_max = bytes_max / 4 * 3;
         let (mut texts, mut bytes) = (0, 0);
-        self.of_texts.retain(|key, of_text| {
-            let of_this: u64 = of_text.iter().map(|one| entry_bytes(key, one)).sum();
+        self.texts.retain(|key, text| {
+            let of_this = text.bytes(key);
             let stays = texts < texts_max && bytes + of_this <= bytes_max;
             if stays {
                 texts += 1;
@@ -130,8 +144,6 @@ impl<T: OfText> Kept<T> {
             stays
         });
         self.bytes = bytes;
-        let of_texts = &self.of_texts;
-        self.found.retain(|key, _| of_texts.contains_key(key));
     }
 }
 
