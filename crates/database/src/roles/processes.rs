@@ -2,6 +2,9 @@
 //! writes. A standby takes over, and another is started. Whatever was acknowledged is there in the end, nothing is there in
 //! part, all ways to the rows agree, and the pool's books are clean.
 //!
+//! Readers are killed and stopped beside them. Each is asked for positions of the log at which a commit was acknowledged: once it
+//! says that it shows one, it shows that commit, and none in part.
+//!
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-database --lib -- roles::processes --nocapture`
 
 use super::tests::{Place, WAIT};
@@ -10,12 +13,12 @@ use crate::stress::{for_seeds, variable};
 use crate::tests::{columns, insert, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
-use crate::{Changed, Transaction};
+use crate::{Changed, Lsn, Transaction};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use tidepool_base::{CRASH_POINT_VARIABLE, RowId};
@@ -23,6 +26,8 @@ use tidepool_device::Location;
 
 const POOL_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_POOL";
 const SEED_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_SEED";
+/// The process is a reader.
+const READER_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_READER";
 /// Beside the pool, of a host with a second tier.
 const FOLDER_VARIABLE: &str = "TIDEPOOL_TEST_ROLE_FOLDER";
 
@@ -43,6 +48,9 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 
 const WRITERS: usize = 3;
 
+/// Numbers of readers are from here on.
+const READERS: usize = 1_000_000;
+
 /// Not a test: what the others start, stop and kill.
 #[test]
 fn child() {
@@ -53,7 +61,9 @@ fn child() {
     let place = Location::File(pool.into());
     // As of large tables: keys are looked for while indexes are filled, and the process may die meanwhile. Every third leaves that to those.
     INDEXED_AT_ONCE.set(Some(IndexedAtOnce { rows: 64, leaves_others: seed.is_multiple_of(3) }));
-    let mut config = super::tests::config_at(place, &format!("host-{seed}"), PoolRole::Auto, TIMEOUT);
+    let is_reader = std::env::var_os(READER_VARIABLE).is_some();
+    let role = if is_reader { PoolRole::Reader } else { PoolRole::Auto };
+    let mut config = super::tests::config_at(place, &format!("host-{seed}"), role, TIMEOUT);
     config.data_dir = std::env::var_os(FOLDER_VARIABLE).map(Into::into);
     let has_folder = config.data_dir.is_some();
     let database = Database::open(config);
@@ -62,6 +72,9 @@ fn child() {
         Err(error) if error.code() == SqlState::CRASH_SHUTDOWN => return say(format!("fenced {}\n", error.message())),
         database => database.unwrap(),
     };
+    if is_reader {
+        return read_on(&database, &say);
+    }
     say(format!("{}\n", database.role().name()));
     loop {
         match database.role() {
@@ -119,6 +132,42 @@ fn child() {
     say("fenced\n".into());
 }
 
+/// Shows what was acknowledged, whenever it is told where in the log that is, until it is killed or sent away.
+fn read_on(database: &Arc<Database>, say: &dyn Fn(String)) {
+    say("reader\n".into());
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let Some((start, position)) = line.split_once(' ') else { continue };
+        let (start, position): (usize, Lsn) = (start.parse().unwrap(), Lsn(position.parse().unwrap()));
+        let (told, waits) = channel();
+        let wait = database.when_shown(position, move |outcome| drop(told.send(outcome)));
+        let outcome = waits.recv().unwrap();
+        drop(wait);
+        let begun = database.begin().and_then(|mut transaction| transaction.begin_statement().map(drop));
+        if let Err(error) = outcome.and(begun) {
+            assert_eq!(error.code(), SqlState::CRASH_SHUTDOWN, "{error}");
+            break;
+        }
+        let shown = numbers_in(database, "one");
+        // What was read is told if it was not another's memory by then.
+        if database.check_reigns().is_err() {
+            break;
+        }
+        let has_all = |start: usize| (start..start + ROWS).all(|number| shown.contains(&number));
+        let torn = shown.iter().map(|number| number / ROWS * ROWS).find(|start| !has_all(*start));
+        match torn {
+            Some(torn) => say(format!("torn {torn}\n")),
+            None if has_all(start) => say(format!("seen {start}\n")),
+            None => say(format!("missing {start}\n")),
+        }
+    }
+    say("fenced\n".into());
+}
+
+fn numbers_in(database: &Arc<Database>, table: &str) -> BTreeSet<usize> {
+    rows(database, table).iter().map(|row| row.split('|').next().unwrap().parse().unwrap()).collect()
+}
+
 /// Numbers for so many rows, from a multiple of `ROWS` on.
 fn numbers(next: &AtomicUsize, count: usize) -> usize {
     next.fetch_add(count + ROWS, Ordering::Relaxed).next_multiple_of(ROWS)
@@ -148,7 +197,7 @@ fn step(random: &mut StdRng, database: &Arc<Database>, next: &AtomicUsize) -> Re
         }
     };
     transaction.commit()?;
-    Ok(Some(format!("{what} {start}\n")))
+    Ok(Some(format!("{what} {start} {}\n", database.written_lsn().0)))
 }
 
 /// Takes some rows of one table and puts as many into the other.
@@ -177,10 +226,17 @@ struct Running {
     is_hit: bool,
     has_ended: bool,
     goes_on_at: Option<Instant>,
+    /// Of a reader.
+    orders: Option<ChildStdin>,
+    asked: Option<Instant>,
 }
 
 #[derive(Default)]
 struct Told {
+    /// An insertion that was acknowledged, and a place in the log behind it.
+    latest: Option<(usize, u64)>,
+    /// What readers were asked for and have shown.
+    seen: usize,
     acknowledged: BTreeSet<usize>,
     loaded: BTreeSet<usize>,
     /// Children that became primary, in that order.
@@ -190,10 +246,10 @@ struct Told {
 
 impl Running {
     fn start(place: &Place, number: usize, crash: Option<&str>) -> Running {
-        Running::start_with(place, number, crash, None)
+        Running::start_with(place, number, crash, None, false)
     }
 
-    fn start_with(place: &Place, number: usize, crash: Option<&str>, folder: Option<&str>) -> Running {
+    fn start_with(place: &Place, number: usize, crash: Option<&str>, folder: Option<&str>, is_reader: bool) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "roles::processes::child", "--nocapture"]).env_remove(CRASH_POINT_VARIABLE);
         let Location::File(path) = place.location() else { panic!("a pool is a file") };
@@ -204,9 +260,14 @@ impl Running {
         if let Some(folder) = folder {
             command.env(FOLDER_VARIABLE, place.folder(folder));
         }
+        if is_reader {
+            command.env(READER_VARIABLE, "");
+        }
         let errors = place.file(&format!("errors-{number}"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
+        let orders = if is_reader { Stdio::piped() } else { Stdio::null() };
+        command.stdin(orders).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().unwrap();
+        let orders = child.stdin.take();
         let output = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -216,7 +277,7 @@ impl Running {
             }
         });
         let role = String::new();
-        Running { number, child, lines, role, is_hit: false, has_ended: false, goes_on_at: None }
+        Running { number, child, lines, role, is_hit: false, has_ended: false, goes_on_at: None, orders, asked: None }
     }
 
     fn hear(&mut self, told: &mut Told) {
@@ -232,18 +293,34 @@ impl Running {
             let mut words = line.split(' ');
             let (what, number) = (words.next().unwrap_or_default(), words.next().and_then(|word| word.parse().ok()));
             match (what, number) {
-                ("ack", Some(start)) => drop(told.acknowledged.insert(start)),
+                ("ack", Some(start)) => {
+                    told.acknowledged.insert(start);
+                    told.latest = words.next().and_then(|word| word.parse().ok()).map(|position| (start, position));
+                }
+                ("seen", Some(_)) => (self.asked, told.seen) = (None, told.seen + 1),
+                ("missing" | "torn", _) => panic!("reader {}: {line}", self.number),
                 ("load", Some(start)) => drop(told.loaded.insert(start)),
                 ("moved", Some(_)) => told.moved += 1,
                 ("primary", _) if self.role != "primary" => {
                     self.role = "primary".to_owned();
                     told.primaries.push(self.number);
                 }
-                ("standby" | "fenced", _) => self.role = what.to_owned(),
+                ("standby" | "fenced" | "reader", _) => self.role = what.to_owned(),
                 ("failed", _) => panic!("host {} cannot follow: {line}", self.number),
                 _ => {}
             }
         }
+    }
+
+    /// Wakes it, if it is time to.
+    fn go_on(&mut self) -> bool {
+        let is_time = self.goes_on_at.is_some_and(|at| at <= Instant::now());
+        if is_time {
+            self.goes_on_at = None;
+            // It may have been ended by the one that took over from it.
+            let _ = Command::new("kill").args(["-CONT", &self.child.id().to_string()]).status();
+        }
+        is_time
     }
 
     fn signal(&self, signal: &str) {
@@ -261,6 +338,77 @@ fn crash_points() -> Vec<&'static str> {
     own.chain(crate::ROLE_CRASH_POINTS).chain(log).chain(tidepool_pool::CRASH_POINTS).copied().collect()
 }
 
+/// Readers beside the others.
+#[derive(Default)]
+struct Readers {
+    all: Vec<Running>,
+    started: usize,
+    hit_at: Option<Instant>,
+    hits: usize,
+}
+
+impl Readers {
+    /// Starts, asks, kills and stops some.
+    fn go_on(&mut self, seed: u64, random: &mut StdRng, place: &Place, told: &mut Told) {
+        // There is something to be shown.
+        if told.latest.is_none() {
+            return;
+        }
+        while self.all.len() < 2 {
+            let crash = (random.random_range(0..4) == 0).then(|| {
+                let point = ["follow.applied", "pool.joined", "pool.beat.begins"][random.random_range(0..3)];
+                format!("{point}:{}", random.random_range(1..60))
+            });
+            let number = READERS + self.started;
+            let mut reader = Running::start_with(place, number, crash.as_deref(), None, true);
+            // It may end by itself.
+            reader.is_hit = crash.is_some();
+            self.all.push(reader);
+            self.started += 1;
+        }
+        for reader in &mut self.all {
+            reader.hear(told);
+            reader.go_on();
+            let waits = reader.asked.is_some_and(|asked| asked.elapsed() > WAIT);
+            assert!(!waits, "seed {seed}: reader {} does not answer {}", reader.number, place.errors());
+            if let (Some((start, position)), "reader", None) = (told.latest, &*reader.role, reader.asked)
+                && let Some(orders) = &mut reader.orders
+            {
+                reader.asked = Some(Instant::now());
+                // It may have been killed.
+                let _ = orders.write_all(format!("{start} {position}\n").as_bytes());
+            }
+        }
+        self.all.retain_mut(|reader| {
+            if reader.has_ended {
+                reader.child.wait().unwrap();
+                let is_right = reader.is_hit || reader.role == "fenced";
+                assert!(is_right, "seed {seed}: reader {} ended {}", reader.number, place.errors());
+            }
+            !reader.has_ended
+        });
+        let at =
+            *self.hit_at.get_or_insert_with(|| Instant::now() + Duration::from_millis(random.random_range(100..900)));
+        if at > Instant::now() || self.all.is_empty() {
+            return;
+        }
+        self.hit_at = None;
+        let index = random.random_range(0..self.all.len());
+        let reader = &mut self.all[index];
+        if reader.role != "reader" || reader.goes_on_at.is_some() {
+            return;
+        }
+        self.hits += 1;
+        if random.random_range(0..3) > 0 {
+            reader.is_hit = true;
+            reader.child.kill().unwrap();
+        } else {
+            reader.signal("-STOP");
+            reader.goes_on_at = Some(Instant::now() + TIMEOUT.mul_f64(random.random_range(0.1..1.5)));
+        }
+    }
+}
+
 /// So many processes become primary one after the other.
 fn failovers(seed: u64, count: usize) {
     let mut random = StdRng::seed_from_u64(seed);
@@ -268,7 +416,7 @@ fn failovers(seed: u64, count: usize) {
     let points = crash_points();
     let (mut hosts, mut told) = (Vec::<Running>::new(), Told::default());
     let (mut started, mut heard) = (0, Instant::now());
-    let mut hit_at = None;
+    let (mut hit_at, mut readers) = (None, Readers::default());
     while told.primaries.len() < count {
         while hosts.len() < 2 {
             // The first may write for a while.
@@ -285,14 +433,12 @@ fn failovers(seed: u64, count: usize) {
         let before = (told.acknowledged.len(), told.primaries.len(), started);
         for host in &mut hosts {
             host.hear(&mut told);
-            if host.goes_on_at.is_some_and(|at| at <= Instant::now()) {
-                host.goes_on_at = None;
+            if host.go_on() {
                 // If it was not taken over from meanwhile, it is to be hit again.
                 host.is_hit = false;
-                // It may have been ended by the one that took over from it.
-                let _ = Command::new("kill").args(["-CONT", &host.child.id().to_string()]).status();
             }
         }
+        readers.go_on(seed, &mut random, &place, &mut told);
         if before != (told.acknowledged.len(), told.primaries.len(), started) {
             heard = Instant::now();
         }
@@ -322,7 +468,7 @@ fn failovers(seed: u64, count: usize) {
             primary.goes_on_at = Some(Instant::now() + TIMEOUT.mul_f64(random.random_range(0.5..1.5)));
         }
     }
-    for mut host in hosts {
+    for mut host in hosts.into_iter().chain(readers.all) {
         host.child.kill().unwrap();
         host.child.wait().unwrap();
         while !host.has_ended {
@@ -337,19 +483,20 @@ fn failovers(seed: u64, count: usize) {
     place.checked();
     let (acknowledged, loaded) = (told.acknowledged.len(), told.loaded.len());
     println!(
-        "seed {seed}: {} primaries of {started} processes; {acknowledged} insertions, {loaded} loads, {} transfers",
+        "seed {seed}: {} primaries of {started} processes, {} readers hit {} times; {acknowledged} insertions, {loaded} loads, \
+         {} transfers, {} positions shown",
         told.primaries.len(),
-        told.moved
+        readers.started,
+        readers.hits,
+        told.moved,
+        told.seen
     );
 }
 
 /// What was acknowledged is there, and nothing in part.
 fn verify(seed: u64, database: &Arc<Database>, told: &Told) {
     assert_eq!(database.role(), HostRole::Primary);
-    let numbers = |table: &str| -> BTreeSet<usize> {
-        let number = |row: &String| row.split('|').next().unwrap().parse().unwrap();
-        rows(database, table).iter().map(number).collect()
-    };
+    let numbers = |table: &str| numbers_in(database, table);
     let whole = |table: &str, rows: usize, told: &BTreeSet<usize>| {
         let mut found = numbers(table);
         for start in told {
@@ -384,7 +531,7 @@ fn lost_pools(seed: u64, rounds: usize) {
             let point = points[random.random_range(0..points.len())];
             format!("{point}:{}", random.random_range(1..30))
         });
-        let mut host = Running::start_with(&place, round, crash.as_deref(), Some("data"));
+        let mut host = Running::start_with(&place, round, crash.as_deref(), Some("data"), false);
         let is_early = round > 0 && random.random_range(0..4) == 0;
         let (started, before) = (Instant::now(), told.acknowledged.len());
         let mut ends_at = is_early.then(|| started + Duration::from_millis(random.random_range(0..300)));
