@@ -1,6 +1,6 @@
 //! Restarts that find main in memory.
 
-use crate::tests::{columns, in_folder, insert, insert_and_commit, placement, rows};
+use crate::tests::{columns, end, in_folder, insert, insert_and_commit, placement, rows};
 use crate::{Changed, Config, Database, TablespaceChange};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -81,8 +81,7 @@ fn a_device_that_cannot_be_opened_keeps_no_start_from_going_on() {
     let database = with_tables(&folder);
     insert_and_commit(&database, "t", ROWS..ROWS + 100);
     let before = rows(&database, "t");
-    database.halt();
-    drop(database);
+    end(database);
     let device = folder.join("device");
     let sound = std::fs::read(&device).unwrap();
     let of_other_version = {
@@ -118,7 +117,10 @@ fn a_device_that_cannot_be_opened_keeps_no_start_from_going_on() {
             assert_eq!(again.alter_tablespace("far", &larger, &()).unwrap_err().code().code(), "55000");
             assert!(rows(&again, "t") == before);
             assert_eq!(rows(&again, "n").len(), 20_000);
-            if round == 0 { again.halt() } else { again.close().unwrap() }
+            if round == 1 {
+                again.close().unwrap();
+            }
+            end(again);
         }
         if let Some(bytes) = content {
             assert!(std::fs::read(&device).unwrap() == bytes, "somebody else's file stays as it is");
@@ -236,14 +238,14 @@ fn what_is_not_as_it_was_left_is_read_from_files() {
     check(&change("swapped", &|device| device.write_all_at(&other, places[2].0).unwrap()), (17, 1));
     // A device that was somebody else's meanwhile, one that is new, and one that is another.
     let used = killed(&folder, "used");
-    drop(Database::open(Config { data_dir: None, ..config(&used) }).unwrap());
+    end(Database::open(Config { data_dir: None, ..config(&used) }).unwrap());
     check(&used, (0, 18));
     let new = killed(&folder, "new");
     std::fs::remove_file(new.join("device")).unwrap();
     check(&new, (0, 18));
     let apart = home.path().join("apart");
     std::fs::create_dir(&apart).unwrap();
-    drop(with_tables(&apart));
+    end(with_tables(&apart));
     let another = killed(&folder, "another");
     std::fs::copy(apart.join("device"), another.join("device")).unwrap();
     check(&another, (0, 18));

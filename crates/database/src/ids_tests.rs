@@ -2,7 +2,7 @@
 
 use crate::durability::redo::AT_POINT;
 use crate::durability::storage::Manifest;
-use crate::tests::{columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
+use crate::tests::{columns, database_with_table, end, in_folder, insert, insert_and_commit, placement, rows};
 use crate::{Database, RelationName, SequenceDef, check_folder, reset_sequences};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,12 +15,6 @@ const ROWS: usize = ROW_GROUP_ROWS;
 
 fn reopened(folder: &Path) -> Arc<Database> {
     Database::open(in_folder(folder)).unwrap()
-}
-
-/// Leaves the database without a checkpoint.
-fn killed(database: Arc<Database>) {
-    database.halt();
-    drop(database);
 }
 
 fn row_groups(database: &Database, table: &str) -> Vec<u64> {
@@ -50,7 +44,7 @@ fn loads_between_kills_keep_their_rows() {
     let folder = tempfile::tempdir().unwrap();
     let database = database_with_table(in_folder(folder.path()));
     database.checkpoint().unwrap();
-    killed(database);
+    end(database);
     let mut seen = BTreeSet::new();
     for round in 0..4 {
         let database = reopened(folder.path());
@@ -62,7 +56,7 @@ fn loads_between_kills_keep_their_rows() {
         transaction.commit().unwrap();
         insert_and_commit(&database, "t", round * 2 * ROWS..(round + 1) * 2 * ROWS);
         let before = rows(&database, "t");
-        killed(database);
+        end(database);
         check_is_sound(folder.path());
         let database = reopened(folder.path());
         assert!(rows(&database, "t") == before, "round {round}");
@@ -76,7 +70,7 @@ fn loads_between_kills_keep_their_rows() {
         if round == 2 {
             database.checkpoint().unwrap();
         }
-        killed(database);
+        end(database);
     }
     assert_eq!(seen.len(), 4 * 3);
 }
@@ -98,11 +92,11 @@ fn a_checkpoint_counts_what_is_merged_beneath_it() {
     let saved = manifest(folder.path());
     let named = saved.tables[0].row_groups.iter().map(|file| file.id).max();
     assert!(named.is_some_and(|named| named < saved.next_row_group_id), "{named:?} {}", saved.next_row_group_id);
-    killed(database);
+    end(database);
     let database = reopened(folder.path());
     insert_and_commit(&database, "t", 500..500 + ROWS);
     let before = rows(&database, "t");
-    killed(database);
+    end(database);
     let database = reopened(folder.path());
     assert!(rows(&database, "t") == before);
     database.close().unwrap();
@@ -116,7 +110,7 @@ fn counters_are_raised_above_what_a_folder_names() {
     insert_and_commit(&database, "t", 0..ROWS + 10);
     database.checkpoint().unwrap();
     let (oid, store) = (database.ids.next().oid, database.ids.next().store);
-    killed(database);
+    end(database);
     change_manifest(folder.path(), |manifest| {
         (manifest.next_table_id, manifest.next_row_group_id) = (16_384, 1);
         (manifest.next_store_id, manifest.next_chunk_id) = (1, 1);
@@ -187,7 +181,7 @@ fn a_log_that_makes_an_object_under_the_id_of_another_is_refused() {
     transaction.commit().unwrap();
     // No manifest is written that would say so.
     assert_eq!(database.checkpoint().unwrap_err().code(), SqlState::DATA_CORRUPTED);
-    killed(database);
+    end(database);
     let error = Database::open(in_folder(folder.path())).unwrap_err();
     assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
     assert!(error.message().ends_with("is there twice"), "{error}");
@@ -214,7 +208,7 @@ fn rows_are_not_taken_over_by_those_of_an_id_that_is_drawn_twice() {
     insert_and_commit(&database, "t", ROWS..2 * ROWS);
     let before = rows(&database, "t");
     assert_eq!(before.len(), 2 * ROWS);
-    killed(database);
+    end(database);
     let database = reopened(folder.path());
     assert!(rows(&database, "t") == before);
     database.close().unwrap();
@@ -248,19 +242,19 @@ fn a_sequence_does_not_go_on_from_one_that_was_never_committed() {
     let gone = undone.version().catalog.sequences[&RelationName::from("gone")].clone();
     database.set_sequence(&gone, 1_000, true).unwrap();
     drop((undone, gone));
-    killed(database);
+    end(database);
     for round in 0..3 {
         let database = reopened(folder.path());
         let name = format!("s{round}");
         let mut transaction = database.begin().unwrap();
         transaction.create_sequence(sequence(&name, 5)).unwrap();
         transaction.commit().unwrap();
-        killed(database);
+        end(database);
         let database = reopened(folder.path());
         let made = database.state().catalog.sequences[&RelationName::from(name.as_str())].clone();
         assert_eq!(database.next_values(&made, 2, false).unwrap(), [5, 6], "round {round}");
         drop(made);
-        killed(database);
+        end(database);
     }
 }
 
@@ -278,7 +272,7 @@ fn with_sequence(folder: &Path) -> Vec<u8> {
     database.checkpoint().unwrap();
     assert_eq!(database.next_values(&made, 100, false).unwrap().last(), Some(&103));
     drop(made);
-    killed(database);
+    end(database);
     early
 }
 
@@ -310,7 +304,7 @@ fn values_are_not_given_again_where_the_file_of_sequences_is_missing() {
     let next = given_up.next_values(&made, 1, false).unwrap()[0];
     assert!((4..103).contains(&next), "{next}");
     drop(made);
-    killed(given_up);
+    end(given_up);
     std::fs::write(&file, &sound).unwrap();
     let error = reset_sequences(&in_folder(&folder)).unwrap_err();
     assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);

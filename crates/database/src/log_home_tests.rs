@@ -1,7 +1,7 @@
 //! Where the log is, whether it is missed, and how it moves.
 
 use crate::found_tests::killed;
-use crate::tests::{columns, in_folder, insert_and_commit, placement, rows};
+use crate::tests::{columns, end, in_folder, insert_and_commit, placement, rows};
 use crate::{Config, Database, TablespaceChange, check_folder, reset_log};
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +39,10 @@ fn with_table(config: Config) -> Arc<Database> {
 }
 
 fn count(config: Config) -> usize {
-    rows(&Database::open(config).unwrap(), "t").len()
+    let database = Database::open(config).unwrap();
+    let count = rows(&database, "t").len();
+    end(database);
+    count
 }
 
 fn is_missing(error: &Error) -> bool {
@@ -160,9 +163,9 @@ fn a_log_in_memory_that_is_lost_is_missed() {
     std::fs::remove_file(gone.join("device")).unwrap();
     let other = killed(&first, "other");
     std::fs::remove_file(other.join("device")).unwrap();
-    drop(Database::open(Config { data_dir: None, ..config(&other) }).unwrap());
+    end(Database::open(Config { data_dir: None, ..config(&other) }).unwrap());
     let used = killed(&first, "used");
-    drop(Database::open(Config { data_dir: None, ..config(&used) }).unwrap());
+    end(Database::open(Config { data_dir: None, ..config(&used) }).unwrap());
     // And the configuration no longer has it.
     let without = killed(&first, "without");
     let near = config(&without).near;
@@ -196,7 +199,7 @@ fn a_folder_without_the_log_is_noticed() {
     std::fs::remove_dir_all(empty.join("data/log")).unwrap();
     std::fs::create_dir(empty.join("data/log")).unwrap();
     let foreign = killed(&first, "foreign");
-    drop(with_table(config(&root.path().join("second"))));
+    end(with_table(config(&root.path().join("second"))));
     std::fs::copy(root.path().join("second/data/log/LOG"), foreign.join("data/log/LOG")).unwrap();
     for folder in [&gone, &empty, &foreign] {
         let error = Database::open(config(folder)).unwrap_err();
@@ -241,7 +244,7 @@ fn a_log_moves_to_where_the_configuration_says() {
         // By what a process leaves that is killed, and by one that is closed.
         if number % 2 == 0 {
             let copy = killed(&folder, &format!("killed-{number}"));
-            drop(last);
+            end(last);
             std::fs::remove_dir_all(&folder).unwrap();
             std::fs::rename(copy, &folder).unwrap();
         } else {

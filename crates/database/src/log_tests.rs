@@ -3,7 +3,9 @@
 mod partitioned;
 
 use crate::stress::for_seeds;
-use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
+use crate::tests::{
+    batch_of, columns, database_with_table, end, in_folder, insert, insert_and_commit, placement, rows,
+};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Config, Database, Isolation, Transaction};
 use arrow_array::RecordBatch;
@@ -71,7 +73,7 @@ fn all_that_was_committed_is_found_without_a_checkpoint() {
     assert_eq!((v.len(), u.len()), (all - all.div_ceil(3) + 3, 4));
     // What moves into main is in the folder as it was.
     assert!(database.merge("v").unwrap() > 0);
-    drop(database);
+    end(database);
     for checkpoint in [false, true, false] {
         let database = reopened(folder.path());
         assert!(sorted(rows(&database, "v")) == v && sorted(rows(&database, "u")) == u);
@@ -81,11 +83,12 @@ fn all_that_was_committed_is_found_without_a_checkpoint() {
             database.checkpoint().unwrap();
             assert!(!database.stats().dirty);
         }
+        end(database);
     }
     // And it goes on.
     let database = reopened(folder.path());
     insert_and_commit(&database, "u", 9..12);
-    drop(database);
+    end(database);
     assert_eq!(rows(&reopened(folder.path()), "u").len(), 7);
 }
 
@@ -106,9 +109,11 @@ fn ids_go_on_where_they_ended() {
         let now = (table.def.id.0, table.rows.id().0);
         assert!(now.0 > last.0 && now.1 > last.1, "{now:?} {last:?}");
         last = now;
+        drop(table);
         if round == 1 {
             database.checkpoint().unwrap();
         }
+        end(database);
     }
 }
 
@@ -119,12 +124,13 @@ fn rows_keep_their_ids() {
     let database = database_with_table(in_folder(folder.path()));
     insert_and_commit(&database, "t", 0..10);
     let before = ids(&database);
-    drop(database);
+    end(database);
     for round in 0..3 {
         let database = reopened(folder.path());
         assert_eq!(ids(&database)[..10], before);
         insert_and_commit(&database, "t", 10..11);
         assert_eq!(ids(&database).len(), 11 + round);
+        end(database);
     }
     let database = reopened(folder.path());
     assert_eq!(database.version().table("t").unwrap().rows().ranges(), 1, "restarts do not scatter rows");
@@ -169,8 +175,7 @@ fn a_change_is_found_that_was_logged_before_what_it_changes() {
     }
     let before = content(&database);
     insert_and_commit(&database, "t", 300..301);
-    database.halt();
-    drop(database);
+    end(database);
     let mut found = content(&reopened(folder.path()));
     let of_t = found.get_mut("t").unwrap();
     of_t.retain(|row| !row.contains("row 300"));

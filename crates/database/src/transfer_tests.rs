@@ -1,7 +1,7 @@
 //! Sessions that move money between the same few accounts while the table is merged: sums hold at every moment, and after a restart.
 
 use crate::stress::variable;
-use crate::tests::{batch_of, in_folder, memory, placement};
+use crate::tests::{batch_of, end, in_folder, memory, placement};
 use crate::{Changed, Config, Database, Isolation};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -163,7 +163,9 @@ fn a_restart_finds_what_sessions_made_of_the_same_rows() {
     let (seed, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 2));
     let folder = tempfile::tempdir().unwrap();
     let open = || Database::open(Config { threads: 1, ..in_folder(folder.path()) }).unwrap();
-    make_accounts(&open());
+    let database = open();
+    make_accounts(&database);
+    end(database);
     for round in 0..4 {
         let database = open();
         check(&database, "found");
@@ -174,8 +176,9 @@ fn a_restart_finds_what_sessions_made_of_the_same_rows() {
             rows
         };
         let before = accounts(&database);
-        database.halt();
-        drop(database);
-        assert_eq!(accounts(&open()), before, "round {round}");
+        end(database);
+        let database = open();
+        assert_eq!(accounts(&database), before, "round {round}");
+        end(database);
     }
 }

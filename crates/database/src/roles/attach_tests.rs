@@ -1,13 +1,13 @@
 //! Attaching touches nothing of main, and what is touched later is as it was, or told to be damaged.
 
-use super::manifest_tests::{assert_same, end, open, write_manifest};
+use super::manifest_tests::{assert_same, open, write_manifest};
 use super::tests::{LOAD, Place, catch_up, create};
 use super::*;
 use crate::ColumnSource;
 use crate::catalog::relation::RelationName;
 use crate::durability::tier1::placed;
 use crate::follow::tests::{check, content};
-use crate::tests::{columns, insert, insert_and_commit, placement, rows};
+use crate::tests::{columns, end, insert, insert_and_commit, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use tidepool_base::RowId;
 use tidepool_pool::memory::Bytes;

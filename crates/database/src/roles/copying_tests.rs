@@ -1,7 +1,7 @@
 //! Copies of another pool's database: what they show is what the primary had, whatever becomes of either, and they take its place with
 //! all that the folder has.
 
-use super::manifest_tests::{assert_same, end, write_manifest};
+use super::manifest_tests::{assert_same, write_manifest};
 use super::tests::{LOAD, Place, WAIT, create, sequence};
 use super::tier2_tests::{lose, open, scribble};
 use super::*;
@@ -9,7 +9,7 @@ use crate::Config;
 use crate::durability::redo::TICK;
 use crate::follow::tests::{check, content, refused_write, write};
 use crate::stress::for_seeds;
-use crate::tests::{insert, insert_and_commit, rows};
+use crate::tests::{end, insert, insert_and_commit, rows};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

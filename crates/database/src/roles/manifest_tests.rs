@@ -5,7 +5,7 @@ use super::*;
 use crate::durability::tier1::FoundManifest;
 use crate::follow::tests::{Content, check, content};
 use crate::stress::for_seeds;
-use crate::tests::{batch_of, columns, insert, insert_and_commit, placement, rows};
+use crate::tests::{batch_of, columns, end, insert, insert_and_commit, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::{CurrentTransaction, TransactionFate};
 use rand::rngs::StdRng;
@@ -37,21 +37,18 @@ pub(super) fn member(database: &Database) -> Arc<Member> {
     Arc::clone(database.roles.as_ref().unwrap().host().member())
 }
 
+/// The oldest generation whose main and images the host may still read.
+pub(super) fn generation_held(database: &Database) -> u64 {
+    let member = member(database);
+    let (pool, slot) = (member.pool(), member.host().slot);
+    pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::GenHeld))).unwrap().0
+}
+
 /// Extents by what the books say of them.
 fn count(place: &Place, what: impl Fn(&str, &str) -> bool) -> u64 {
     let pool = Pool::open(&place.location()).unwrap();
     let all = usage(&pool).unwrap().into_iter();
     all.filter(|((state, kind, _), _)| what(state, kind)).map(|(_, count)| count).sum()
-}
-
-/// Ends a process that writes nothing at its end, and has left the pool once this returns.
-pub(super) fn end(database: Arc<Database>) {
-    database.halt();
-    // A thread at work holds the database: it would leave the pool when that thread lets go, some time after the drop here.
-    if let Some(roles) = &database.roles {
-        roles.stop();
-    }
-    drop(database);
 }
 
 #[test]
@@ -321,11 +318,8 @@ fn what_no_manifest_names_goes_back_to_the_pool() {
     assert!(content(&held) == seen);
     drop(held);
     // Once nobody does, all of it goes back.
-    let (of_standby, of_primary) = (member(&standby), member(&primary));
-    let held = || {
-        let (pool, slot) = (of_standby.pool(), of_standby.host().slot);
-        pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::GenHeld))).unwrap().0
-    };
+    let of_primary = member(&primary);
+    let held = || generation_held(&standby);
     let end_of_wait = Instant::now() + Duration::from_secs(60);
     while held() < u64::from(of_primary.root().unwrap().generation.0) {
         assert!(Instant::now() < end_of_wait, "the standby holds generation {}", held());
@@ -334,7 +328,7 @@ fn what_no_manifest_names_goes_back_to_the_pool() {
         standby.vacuum();
         std::thread::yield_now();
     }
-    drop((of_standby, of_primary));
+    drop(of_primary);
     while count(&place, is_its) > settled + 6 {
         assert!(Instant::now() < end_of_wait, "{} extents after {settled}", count(&place, is_its));
         write_manifest(&primary);
@@ -510,11 +504,7 @@ fn a_primary_that_wakes_takes_nothing_from_a_successor_that_still_looks_at_it() 
     assert!(owners.into_iter().all(stays), "what the successor looks at went back");
     assert_eq!(rows(&next, "t").len(), 3005);
     // Once it looks at nothing of that, it holds what it has itself.
-    let held = || {
-        let member = member(&next);
-        let (pool, slot) = (member.pool(), member.host().slot);
-        pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::GenHeld))).unwrap().0
-    };
+    let held = || generation_held(&next);
     let generation = || u64::from(member(&next).root().unwrap().generation.0);
     assert!(held() < generation());
     drop(reader);

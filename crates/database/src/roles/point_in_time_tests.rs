@@ -1,12 +1,12 @@
 //! Recovery to a moment: what comes of a backup and an archive is what there was, whole, at random moments, before and after
 //! restarts and take-overs; what is missing is named, and then there is no folder.
 
-use super::manifest_tests::{assert_same, end};
+use super::manifest_tests::assert_same;
 use super::tests::{Place, WAIT, catch_up, sequence};
 use super::*;
 use crate::follow::tests::{Content, check, content, create_in, define, refused_write, write};
 use crate::stress::for_seeds;
-use crate::tests::{in_folder, insert_and_commit, rows};
+use crate::tests::{end, in_folder, insert_and_commit, rows};
 use crate::{Config, Lsn, RecoveryTarget, recover_to, remove_archive_before};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

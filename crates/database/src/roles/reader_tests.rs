@@ -1,13 +1,13 @@
 //! Readers of a database that lives in a pool: they show what its primary commits, through every change of role, and nobody waits
 //! for them.
 
-use super::manifest_tests::{assert_same, end, open, write_manifest};
+use super::manifest_tests::{assert_same, generation_held, member, open, write_manifest};
 use super::tests::{LOAD, Place, WAIT, catch_up, create};
 use super::*;
 use crate::config::PoolRole;
 use crate::follow::tests::{check, content};
 use crate::stress::for_seeds;
-use crate::tests::{insert, insert_and_commit, rows};
+use crate::tests::{end, insert, insert_and_commit, rows};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -97,7 +97,7 @@ fn readers_follow_from_term_to_term() {
         assert_eq!(rows(reader, "t").len(), expected + 1);
         check(reader);
     }
-    drop((late, readers));
+    readers.into_iter().chain([late]).for_each(end);
     primary.close().unwrap();
     drop(primary);
     place.checked();
@@ -144,7 +144,7 @@ fn any_way(seed: u64, rounds: usize) {
             None => {}
         }
     }
-    drop(stays);
+    stays.into_iter().for_each(end);
     primary.close().unwrap();
     drop(primary);
     place.checked();
@@ -234,7 +234,8 @@ fn what_was_written_at_the_primary_is_read_after_its_position() {
     assert!(shown.try_recv().is_err());
     late.close().unwrap();
     assert_eq!(shown.recv_timeout(WAIT).unwrap().unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
-    drop((wait, late, readers));
+    drop(wait);
+    readers.into_iter().chain([late]).for_each(end);
     primary.close().unwrap();
     drop(primary);
     place.checked();
@@ -290,21 +291,23 @@ fn a_reader_that_holds_too_much_is_sent_away() {
     let of_watch = Arc::clone(&told);
     reader.watch_role(Box::new(move |role| of_watch.lock().push(role)));
     let end_of_wait = Instant::now() + WAIT;
-    let mut round = 1;
+    let (mut round, mut ticks) = (1, 1_000_000);
     while reader.role() == HostRole::Following {
         assert!(Instant::now() < end_of_wait, "{:?}", primary.host_holds());
         insert_and_commit(&primary, "t", round * 3000..round * 3000 + 300);
         primary.merge("t").unwrap();
         primary.vacuum();
         write_manifest(&primary);
-        // Time goes on for the other one, which adopts the main and then lets the one before go: it looks every 200 ms.
-        for commit in 0..3 {
-            let start = 1_000_000 + round * 10 + commit;
-            insert_and_commit(&primary, "t", start..start + 1);
+        // Time goes on for the other one, which adopts the main and then lets the one before go, however late.
+        let generation = u64::from(member(&primary).root().unwrap().generation.0);
+        while generation_held(&other) < generation {
+            assert!(Instant::now() < end_of_wait, "{} of {generation}", generation_held(&other));
+            ticks += 1;
+            insert_and_commit(&primary, "t", ticks..ticks + 1);
             catch_up(&primary, &other);
             other.vacuum();
+            std::thread::sleep(Duration::from_millis(20));
         }
-        std::thread::sleep(Duration::from_millis(450));
         round += 1;
     }
     assert_eq!(reader.wait_role(HostRole::Following, WAIT), HostRole::Fenced);
@@ -320,7 +323,7 @@ fn a_reader_that_holds_too_much_is_sent_away() {
         assert!(Instant::now() < end_of_wait);
         std::thread::yield_now();
     }
-    drop(other);
+    end(other);
     primary.close().unwrap();
     drop(primary);
     place.checked();

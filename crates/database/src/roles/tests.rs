@@ -457,7 +457,7 @@ fn a_standby_comes_to_have_the_mains_of_a_primary_that_writes_no_more() {
         standby.vacuum();
         assert!(Instant::now() < end, "{} rows are left", delta(&standby));
     }
-    // It comes to rest.
+    // It comes to rest, by whichever thread.
     (0..5).for_each(|_| primary.tick());
     let position = primary.log_position();
     (0..5).for_each(|_| primary.tick());
@@ -485,7 +485,8 @@ fn what_a_statement_shows_is_durable() {
         assert!(primary.durable().unwrap() >= committed, "what is seen may be taken back");
         drop(version);
     }
-    // Where nothing is to be waited for, nothing is written.
+    // Where nothing is to be waited for, nothing is written. (The background thread has the log say now and then that it is complete.)
+    primary.halt();
     let position = primary.log_position();
     for _ in 0..50 {
         primary.begin().unwrap().begin_statement().unwrap();

@@ -1,13 +1,13 @@
 //! Pools that are lost or damaged: whatever was copied into the data folder is there again.
 
 use super::attach_tests::{damage, place_of};
-use super::manifest_tests::{assert_same, end, member, write_manifest};
+use super::manifest_tests::{assert_same, member, write_manifest};
 use super::tests::{Place, WAIT, catch_up, create, sequence};
 use super::*;
 use crate::Config;
 use crate::follow::tests::{check, content, refused_write, write};
 use crate::stress::for_seeds;
-use crate::tests::{insert, insert_and_commit, rows};
+use crate::tests::{end, insert, insert_and_commit, rows};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

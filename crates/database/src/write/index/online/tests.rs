@@ -1,6 +1,6 @@
 //! Indexes made, made anew and dropped while others write.
 
-use crate::tests::{in_folder, memory};
+use crate::tests::{end, in_folder, memory};
 use crate::write::index::tests::{code, find, insert, table, update};
 use crate::{Database, NewIndex, RelationName};
 use std::collections::BTreeMap;
@@ -239,11 +239,11 @@ fn an_index_that_was_not_finished_is_gone_after_a_start() {
         }
     }
     assert_eq!(indexes(&database).len(), 3);
-    drop(database);
+    end(database);
     let database = Database::open(in_folder(folder.path())).unwrap();
     assert_eq!(indexes(&database), [("t_pkey".to_owned(), true)]);
     make(&database, false).unwrap();
-    drop(database);
+    end(database);
     let database = Database::open(in_folder(folder.path())).unwrap();
     assert_eq!(indexes(&database), [("t_pkey".to_owned(), true), ("by_name".to_owned(), true)]);
     check(&database);
