@@ -1,10 +1,13 @@
 //! Seeds of tests with random histories: a few by default, and more for as long as one asks.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidepool_log::files::{Files, SystemFiles};
 
 thread_local! {
     static IS_STEPWISE: Cell<bool> = const { Cell::new(false) };
+    static FILES: RefCell<Option<Arc<dyn Files>>> = const { RefCell::new(None) };
 }
 
 /// Has databases that this thread makes primary from here on do nothing but what they are told to: no thread of theirs writes the log out, or
@@ -15,6 +18,18 @@ pub(crate) fn go_stepwise() {
 
 pub(crate) fn is_stepwise() -> bool {
     IS_STEPWISE.get()
+}
+
+/// Opens hosts whose data folders are in `files`.
+pub(crate) fn with_files<T>(files: Arc<dyn Files>, open: impl FnOnce() -> T) -> T {
+    FILES.set(Some(files));
+    let opened = open();
+    FILES.set(None);
+    opened
+}
+
+pub(crate) fn files() -> Arc<dyn Files> {
+    FILES.with_borrow(Clone::clone).unwrap_or_else(|| Arc::new(SystemFiles))
 }
 
 /// A number of the environment.

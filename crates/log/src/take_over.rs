@@ -127,7 +127,7 @@ impl TakeOver {
 }
 
 /// What a primary has of the pool's log.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Primary {
     pub log: Arc<Log>,
     pub device: Arc<PoolDevice<Member>>,

@@ -60,7 +60,11 @@ impl Folder {
     pub fn open(config: &Config) -> Result<Option<Folder>> {
         let Some(path) = &config.data_dir else { return Ok(None) };
         let lock = lock_folder(path)?;
-        let (storage, manifest) = Storage::open(path, Arc::new(SystemFiles), Some(lock))?;
+        #[cfg(test)]
+        let files = crate::stress::files();
+        #[cfg(not(test))]
+        let files = Arc::new(SystemFiles);
+        let (storage, manifest) = Storage::open(path, files, Some(lock))?;
         // A manifest in the pool does.
         storage.say_no_places();
         Ok(Some(Folder { storage, manifest }))

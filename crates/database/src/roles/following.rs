@@ -346,7 +346,7 @@ fn start_tiers(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary) 
     // Before manifests are written, upon which what is before them of the log goes.
     if let Err(error) = tier2::start(roles, database, primary) {
         tracing::error!("the data folder is no second tier: {error}");
-        *roles.second_tier_failure.lock() = Some(error);
+        tier2::start_later(roles, database, primary, error)?;
     }
     if let Err(error) = database.archive_pool_log(roles, primary) {
         tracing::error!("the log is not archived: {error}");

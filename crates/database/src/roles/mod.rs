@@ -26,6 +26,8 @@ pub(crate) mod fall_back;
 mod filling_tests;
 mod following;
 #[cfg(test)]
+mod full_disk_tests;
+#[cfg(test)]
 mod manifest_tests;
 mod manifests;
 pub(crate) mod places;

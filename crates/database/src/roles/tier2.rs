@@ -14,7 +14,7 @@
 //! A folder is one host's (`LOCK`). After a take-over it is the new primary's folder that goes on; the one before is a copy
 //! of an earlier moment.
 
-use super::Roles;
+use super::{HostRole, Roles};
 use crate::Database;
 use crate::durability::log_home::{configured_folder, folder_of};
 use crate::durability::redo::TICK;
@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::{DatabaseIdentity, FileSource, LogPosition, PoolSource, Primary, Tee, TeeWriter};
@@ -33,6 +34,9 @@ const COPY: &str = "copy-";
 
 /// How long a checkpoint that the folder lacks is waited for before it is tried again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// How long after the disk refused it a second tier is tried to be begun again.
+const START_RETRY: Duration = Duration::from_secs(1);
 
 /// The second tier of a host that is primary.
 #[derive(Debug)]
@@ -112,7 +116,7 @@ pub(super) fn start(roles: &Roles, database: &Database, primary: &Primary) -> Re
     create.map_err(|error| Error::io(format_args!("create folder \"{}\"", logs.display()), &error))?;
     let source = || PoolSource::new(Arc::clone(member));
     let files = |name: &str| FileSource::open(Arc::clone(storage.files()), &logs.join(name), segment_bytes, identity);
-    let known = roles.folder.lock().take().filter(|known| known.identity == Some(identity.to_string()));
+    let known = roles.folder.lock().clone().filter(|known| known.identity == Some(identity.to_string()));
     let place = |folder: String, from| LogCopy { folder, from, segment_bytes, pool: saved_pool(pool) };
     let mut begun = None;
     if let Some(manifest) = known
@@ -142,15 +146,58 @@ pub(super) fn start(roles: &Roles, database: &Database, primary: &Primary) -> Re
             primary.log.wait_durable(begun, || Ok(()))?;
             let number = copies(&logs)?.last().map_or(1, |last| last + 1);
             let (name, begins) = (format!("{COPY}{number}"), (u64::from(primary.reign.term.0), primary.first));
-            let tee = Tee::open(source(), files(&name)?, Some(begins))?;
+            let tee = files(&name).and_then(|files| Tee::open(source(), files, Some(begins)));
+            // The next try makes another folder.
+            let tee = tee.inspect_err(|_| drop(std::fs::remove_dir(logs.join(&name))))?;
             (tee, place(name, None), begins, Base::NONE)
         }
     };
     let copy = Mutex::new(Some(Arc::new(TeeWriter::start(tee, primary.device.kept_from())?)));
     let tier = SecondTier { identity, place, logs, begins, copy, base: Mutex::new(base) };
     roles.second_tier.set(tier).map_err(|_| Error::internal("there is a second tier already"))?;
+    *roles.folder.lock() = None;
     // What came since the last checkpoint is not known, and where there is none all of it is missing.
-    database.dirty.store(true, std::sync::atomic::Ordering::Release);
+    database.dirty.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// The second tier could not begin. Where its disk refused, it is tried again until it does, and the log stays in the pool from the
+/// term's beginning on, as it does for a copy that cannot be written.
+pub(super) fn start_later(roles: &Arc<Roles>, database: &Arc<Database>, primary: &Primary, error: Error) -> Result<()> {
+    let is_of_disk = matches!(error.code(), SqlState::DISK_FULL | SqlState::IO_ERROR);
+    *roles.second_tier_failure.lock() = Some(error);
+    if !is_of_disk {
+        return Ok(());
+    }
+    primary.device.kept_from().store(primary.first, Ordering::Release);
+    let (of_thread, weak, primary) = (Arc::clone(roles), Arc::downgrade(database), primary.clone());
+    let again = move || {
+        loop {
+            {
+                let mut state = of_thread.state.lock();
+                if !state.stopped {
+                    of_thread.changed.wait_for(&mut state, START_RETRY);
+                }
+                if state.stopped || !matches!(of_thread.role(), HostRole::Primary | HostRole::TakingOver) {
+                    return;
+                }
+            }
+            let Some(database) = weak.upgrade() else { return };
+            match start(&of_thread, &database, &primary) {
+                Ok(()) => {
+                    tracing::info!("the data folder is a second tier from now on");
+                    *of_thread.second_tier_failure.lock() = None;
+                    return;
+                }
+                Err(error) => *of_thread.second_tier_failure.lock() = Some(error),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("second-tier".to_owned())
+        .spawn(again)
+        .map_err(|error| Error::io("start a thread", &error))?;
+    roles.state.lock().threads.push(thread);
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use tidepool_device::Location;
 use tidepool_pool::words::Root;
 
 /// Rows of a transaction that make a row group of main.
-const LOAD: usize = SHORT_ROW_GROUP_ROWS + 50;
+pub(super) const LOAD: usize = SHORT_ROW_GROUP_ROWS + 50;
 
 fn try_open(place: &Place, name: &str, role: PoolRole, folder: &str) -> Result<Arc<Database>> {
     let mut config = place.config(name, role);
@@ -35,7 +35,7 @@ pub(super) fn open(place: &Place, name: &str, role: PoolRole, folder: &str) -> A
 }
 
 /// Waits until the folder has all that is committed.
-fn copied(database: &Arc<Database>) {
+pub(super) fn copied(database: &Arc<Database>) {
     let ts = database.version().view().ts();
     database.log.get().unwrap().wait_durable(ts, || Ok(())).unwrap();
     let end = Instant::now() + WAIT;
