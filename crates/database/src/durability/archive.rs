@@ -232,6 +232,25 @@ impl Database {
         }
     }
 
+    /// Archives the files of loads that this host kept when it was primary last, and died: its successor has archived the log that names
+    /// them. To be called by a host that follows again.
+    pub(crate) fn archive_left_rows(&self, roles: &Roles) {
+        let archive = configured_folder_of(self.config().log.archive.as_deref());
+        let (Some(storage), Some(archive)) = (&self.storage, archive) else { return };
+        let (unarchived, identity) = (storage.folder().join(UNARCHIVED), roles.identity().to_string());
+        // Of another database's life they are not in this one's log.
+        let is_its = roles.folder.lock().as_ref().is_some_and(|folder| folder.identity.as_ref() == Some(&identity));
+        if !is_its || !unarchived.exists() {
+            return;
+        }
+        if let Err(error) = bring_rows(&unarchived, &archive, &folder_of(&archive, &identity)) {
+            tracing::warn!(
+                "files of loads in \"{}\" are not archived; the next start tries again: {error}",
+                unarchived.display()
+            );
+        }
+    }
+
     fn begin_archive<S: tidepool_log::Source + 'static>(
         &self,
         storage: &Storage,

@@ -72,7 +72,8 @@ impl RowGroups for ArchivedGroups {
         let path = self.rows.join(rows_name(self.term.load(Ordering::Relaxed), group));
         if !path.exists() {
             return Err(Error::corrupted(format!("file \"{}\" is missing in the archive", path.display()))
-                .with_detail("It has rows that a transaction loaded, and what was committed later cannot be recovered without it."));
+                .with_detail("It has rows that a transaction loaded, and what was committed later cannot be recovered without it.")
+                .with_hint("If a host died before it archived the file, start that host again, or copy the file from folder \"unarchived\" of its data folder. Otherwise recover to a moment before the load."));
         }
         let file = SavedFile { id: group.0, rows, range: None };
         let loaded = storage.load_group_at(&path, &table.def, &table.placement, &file, database.tablespaces())?;

@@ -86,6 +86,9 @@ impl Following {
         // Statements are to see what there is by now.
         while following.read(database)? {}
         roles.note_progress(|progress| progress.has_caught_up = true);
+        if matches!(begins_as, PoolRole::Standby | PoolRole::Auto) {
+            database.archive_left_rows(&roles);
+        }
         let (weak, of_thread) = (Arc::downgrade(database), Arc::clone(&roles));
         let thread = std::thread::Builder::new()
             .name("follow".to_owned())

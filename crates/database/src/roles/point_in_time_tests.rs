@@ -333,3 +333,78 @@ fn in_pool(seed: u64) {
 fn a_database_in_a_pool_is_recovered_to_any_moment_across_terms() {
     for_seeds(2, in_pool);
 }
+
+/// Files in a folder, if it is there.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).map(|entries| entries.map(|entry| entry.unwrap().path()).collect());
+    entries.unwrap_or_default()
+}
+
+/// A host dies before the archive has the file of a load. Its successor archives the log that names it. A recovery past the load is
+/// refused, and says what to look for; one up to there goes well. With the file, which the dead host's folder has, all of it does.
+#[test]
+fn a_load_whose_host_died_before_it_was_archived_is_missed_and_found_again() {
+    for returns in [false, true] {
+        let place = Place::new();
+        let archive = place.folder("archive");
+        let open = |name: &str, role: PoolRole, timeout: Duration| {
+            let mut config = archiving(place.config(name, role), &archive);
+            config.data_dir = Some(place.folder(&format!("data-{name}")));
+            config.log.archive_timeout = timeout;
+            Database::open(config).unwrap()
+        };
+        let long = Duration::from_secs(3600);
+        let database = open("dies", PoolRole::Primary, long);
+        create_all(&database);
+        // The archive begins with what there is, and goes on within the hour.
+        let until = Instant::now() + WAIT;
+        while database.archiver().unwrap().log.archived_at.is_none() {
+            assert!(Instant::now() < until, "{:?}", database.archiver());
+            std::thread::yield_now();
+        }
+        let backup = place.folder("backup");
+        database.backup(&backup, &nobody).unwrap();
+        insert_and_commit(&database, "three", 0..10);
+        let before = moment(&database, 0);
+        insert_and_commit(&database, "three", 1000..1000 + crate::write::writer::SHORT_ROW_GROUP_ROWS + 50);
+        let unarchived = place.folder("data-dies").join("unarchived");
+        assert_eq!(files_in(&unarchived).len(), 1, "the archive has it already");
+        // As a kill ends it.
+        end(database);
+        let kept = files_in(&unarchived);
+        assert_eq!(kept.len(), 1);
+
+        let database = open("next", PoolRole::Auto, Duration::from_millis(10));
+        assert_eq!(database.role(), HostRole::Primary);
+        insert_and_commit(&database, "three", 500_000..500_010);
+        let last = moment(&database, 0);
+        let rows_folder = {
+            let identity = database.roles.as_ref().unwrap().identity().to_string();
+            archive.join(identity).join("rows")
+        };
+        let new = place.folder("new");
+        if returns {
+            // The host that died is back, and follows.
+            let back = open("dies", PoolRole::Standby, long);
+            let until = Instant::now() + WAIT;
+            while !files_in(&unarchived).is_empty() {
+                assert!(Instant::now() < until, "a host that is back does not archive what it kept");
+                std::thread::yield_now();
+            }
+            back.close().unwrap();
+        }
+        database.close().unwrap();
+        drop(database);
+        let time = RecoveryTarget::Time { us: before.us, inclusive: true };
+        check_recovery(&backup, &archive, &new, &before, time, "before the load");
+        if !returns {
+            let error = recover_to(&backup, &archive, &in_folder(&new), &[], RecoveryTarget::End, &nobody).unwrap_err();
+            assert!(!new.join("MANIFEST").exists());
+            let name = kept[0].file_name().unwrap().to_str().unwrap();
+            assert!(error.code() == SqlState::DATA_CORRUPTED && error.message().contains(name), "{error}");
+            assert!(error.hint().is_some_and(|hint| hint.contains("unarchived")), "{error:?}");
+            std::fs::copy(&kept[0], rows_folder.join(name)).unwrap();
+        }
+        check_recovery(&backup, &archive, &new, &last, RecoveryTarget::End, "with the load's file");
+    }
+}
