@@ -1,7 +1,7 @@
 //! Seeds of tests with random histories: a few by default, and more for as long as one asks.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidepool_log::files::{Files, SystemFiles};
 
@@ -9,6 +9,9 @@ thread_local! {
     static IS_STEPWISE: Cell<bool> = const { Cell::new(false) };
     static FILES: RefCell<Option<Arc<dyn Files>>> = const { RefCell::new(None) };
 }
+
+/// Names what is left out of the product ([`is_left_out`]).
+pub(crate) const LEFT_OUT_VARIABLE: &str = "TIDEPOOL_LEFT_OUT";
 
 /// Has databases that this thread makes primary from here on do nothing but what they are told to: no thread of theirs writes the log out, or
 /// manifests.
@@ -30,6 +33,12 @@ pub(crate) fn with_files<T>(files: Arc<dyn Files>, open: impl FnOnce() -> T) -> 
 
 pub(crate) fn files() -> Arc<dyn Files> {
     FILES.with_borrow(Clone::clone).unwrap_or_else(|| Arc::new(SystemFiles))
+}
+
+/// Whether `TIDEPOOL_LEFT_OUT` says that the product leaves this step out: the test that guards the step must then fail.
+pub(crate) fn is_left_out(what: &str) -> bool {
+    static LEFT_OUT: OnceLock<Option<String>> = OnceLock::new();
+    LEFT_OUT.get_or_init(|| std::env::var(LEFT_OUT_VARIABLE).ok()).as_deref() == Some(what)
 }
 
 /// A number of the environment.

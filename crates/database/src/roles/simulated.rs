@@ -19,6 +19,8 @@
 //! Each of these, taken out, is found within some histories: the look at `TERM` before a commit is acknowledged, the look at each
 //! snapshot, the reading on to a term's end before it is sealed, the sealing that a block's reader waits for, what becomes of a dead
 //! primary's log (freed with it), what hosts need of the log when its segments go back, and what they hold of main when extents go back.
+//! A test leaves out those that are steps of the database itself ([`what_is_left_out_is_found`]). In every third history one primary
+//! reigns for long, so that mains take the place of mains under followers that lag.
 //!
 //! What is not reached: interleavings between crash points, which are those of the pool's and the log's own models and simulations
 //! ([`tidepool_pool::model`], `log::simulated`), of threads of one database ([`super::manifest_tests`]) and of real processes
@@ -33,7 +35,7 @@ use super::steps::{Came, Step, step};
 use super::tests::Place;
 use super::*;
 use crate::follow::tests::check;
-use crate::stress::{for_seeds, go_stepwise, variable};
+use crate::stress::{LEFT_OUT_VARIABLE, for_seeds, go_stepwise, variable};
 use crate::tests::{batch_of, columns, insert, memory, placement, rows};
 use crate::write::index::{INDEXED_AT_ONCE, IndexedAtOnce};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
@@ -70,6 +72,9 @@ const SEED: &str = "TIDEPOOL_SIMULATED_SEED";
 const TRACE: &str = "TIDEPOOL_STRESS_TRACE";
 
 const STEPS: usize = 400;
+
+/// As many histories as this find what is left out.
+const LEFT_OUT_SEEDS_MAX: u64 = 60;
 
 /// A transaction that inserts so many rows: the table and the first number. Of a transfer nothing.
 type Rows = Option<(&'static str, usize)>;
@@ -144,6 +149,8 @@ struct Known {
 
 struct World {
     seed: u64,
+    /// One primary has its term for long, beside followers that lag.
+    is_calm: bool,
     random: StdRng,
     hosts: Vec<Slot>,
     /// What the dead have left is in the process's memory until its end, and nobody touches it.
@@ -271,6 +278,7 @@ impl World {
         let place = Place::of(512 << 20);
         World {
             seed,
+            is_calm: seed.is_multiple_of(3),
             random: StdRng::seed_from_u64(seed),
             hosts: Vec::new(),
             dead: Vec::new(),
@@ -353,7 +361,7 @@ impl World {
 
     /// After how many crash points a step pauses, if it does.
     fn passes(&mut self) -> Option<u32> {
-        match self.below(12) {
+        match self.below(if self.is_calm { 60 } else { 12 }) {
             0 => Some(self.below(4) as u32),
             1 => Some(self.below(40) as u32),
             _ => None,
@@ -361,6 +369,9 @@ impl World {
     }
 
     fn step(&mut self) {
+        if self.is_calm {
+            return self.step_calmly();
+        }
         match self.below(51) {
             0 | 1 if self.hosts.len() < HOSTS && self.started < STARTED_MAX => {
                 let role = if self.below(3) == 0 { PoolRole::Reader } else { PoolRole::Standby };
@@ -401,6 +412,57 @@ impl World {
                 self.work(index, Work::Tend(part));
             }
             24..=36 => self.begin(),
+            _ => self.finish(),
+        }
+    }
+
+    /// Mains take the place of mains under followers that see that late, from one manifest to the next.
+    fn step_calmly(&mut self) {
+        let reigning = self.hosts.iter().position(|host| host.reigns());
+        let Some(reigning) = reigning.filter(|index| self.hosts[*index].awake().is_some_and(Host::is_primary)) else {
+            match (reigning, self.below(8)) {
+                (_, 0) if self.hosts.len() < HOSTS && self.started < STARTED_MAX => self.start(PoolRole::Standby),
+                (Some(sleeps), 1..) if self.hosts[sleeps].awake().is_none() => self.freeze_or_wake(sleeps),
+                (None, 1) => {
+                    let index = self.below(self.hosts.len());
+                    self.freeze_or_wake(index);
+                }
+                _ => self.take_over(),
+            }
+            return;
+        };
+        match self.below(40) {
+            0 | 1 if self.hosts.len() < HOSTS && self.started < STARTED_MAX => {
+                let role = if self.below(2) == 0 { PoolRole::Reader } else { PoolRole::Standby };
+                self.start(role);
+            }
+            2 if self.below(4) == 0 => {
+                let index = self.below(self.hosts.len());
+                self.kill(index);
+            }
+            3 => {
+                let index = self.below(self.hosts.len());
+                if index != reigning {
+                    self.freeze_or_wake(index);
+                }
+            }
+            4..=11 => {
+                let Some(index) = self.awake(false) else { return };
+                let looks = self.below(2) == 0;
+                self.work(index, Work::Read { looks });
+            }
+            12..=19 => self.work(reigning, Work::Manifest),
+            20..=25 => {
+                let name = TABLES[self.below(3)];
+                self.work(reigning, Work::Merge(name));
+            }
+            26 => {
+                let is_primary = self.below(2) == 0;
+                let Some(index) = self.awake(is_primary) else { return };
+                let part = self.below(3);
+                self.work(index, Work::Tend(part));
+            }
+            27..=32 => self.begin(),
             _ => self.finish(),
         }
     }
@@ -766,14 +828,23 @@ fn one_history() {
     }
 }
 
-/// What a history says of itself.
-fn history(seed: u64, shows_steps: bool) -> String {
+/// Plays a history in a process of its own, without what is `left_out` of the product.
+fn play(seed: u64, shows_steps: bool, left_out: Option<&str>) -> std::process::Output {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "roles::simulated::one_history", "--nocapture"]).env(SEED, seed.to_string());
     if shows_steps {
         command.env(TRACE, "1");
     }
-    let output = command.output().unwrap();
+    match left_out {
+        Some(what) => command.env(LEFT_OUT_VARIABLE, what),
+        None => command.env_remove(LEFT_OUT_VARIABLE),
+    };
+    command.output().unwrap()
+}
+
+/// What a history says of itself.
+fn history(seed: u64, shows_steps: bool) -> String {
+    let output = play(seed, shows_steps, None);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     said
@@ -797,4 +868,22 @@ fn a_seed_makes_the_same_history_again() {
     let differs = one.iter().zip(&two).position(|(one, two)| one != two);
     let at = |steps: &[String]| differs.map(|at| steps[at].clone());
     assert!(one == two, "from step {differs:?} on: {:?} and {:?}", at(&one), at(&two));
+}
+
+/// Leaves out one step of the protocol at a time, and expects a history to fail that goes well with that step.
+#[test]
+fn what_is_left_out_is_found() {
+    for what in ["look at a snapshot", "rest of the log", "need of the log", "hold on main"] {
+        let found = (1..=LEFT_OUT_SEEDS_MAX).find(|seed| {
+            let output = play(*seed, false, Some(what));
+            let said = String::from_utf8_lossy(&output.stderr);
+            let line = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or_default();
+            if !output.status.success() {
+                println!("without the {what}, at seed {seed}: {line}");
+            }
+            !output.status.success()
+        });
+        let found = found.unwrap_or_else(|| panic!("no history finds that the {what} is left out"));
+        history(found, false);
+    }
 }
