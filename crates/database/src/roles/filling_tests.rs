@@ -1,12 +1,12 @@
 //! Hosts beside one that fills the pool from its data folder: they have all of it, or nothing.
 
-use super::manifest_tests::{assert_same, end};
+use super::manifest_tests::assert_same;
 use super::tests::{Place, WAIT, catch_up, create};
 use super::tier2_tests::open;
 use super::*;
 use crate::Config;
 use crate::follow::tests::content;
-use crate::tests::{in_folder, insert_and_commit, rows};
+use crate::tests::{end, in_folder, insert_and_commit, rows};
 
 /// A folder with a database that never was in a pool.
 fn fill_folder(place: &Place, name: &str) {
