@@ -61,8 +61,13 @@ fn who_comes_while_a_pool_is_filled_waits_for_all_of_it() {
         let filling = std::thread::spawn(move || Database::open(config).unwrap());
         // At any moment of it: before it has the term, while it has no manifest, and after.
         std::thread::sleep(Duration::from_millis(round * 3));
-        let standby = place.open("standby", PoolRole::Standby);
+        let opened = Database::open(place.config("standby", PoolRole::Standby));
         let primary = filling.join().unwrap();
+        // Between its look for a log and its first look into it, the log may begin.
+        let standby = opened.unwrap_or_else(|refused| {
+            assert_eq!(refused.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{refused}");
+            place.open("standby", PoolRole::Standby)
+        });
         insert_and_commit(&primary, "t", 5000..5010);
         let until = Instant::now() + WAIT;
         let latest = || standby.follow_progress().unwrap();
