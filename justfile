@@ -39,7 +39,7 @@ miri:
 asan *FILTER:
     RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0 \
         cargo +nightly test --release --target x86_64-unknown-linux-gnu --target-dir target/asan \
-        -p tidepool-device -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
+        -p tidepool-device -p tidepool-pool -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
 
 # The same under ThreadSanitizer, which needs the standard library built with it (`rustup component add rust-src`).
 tsan *FILTER:
