@@ -28,6 +28,9 @@ const ASKED: u64 = 8;
 /// How long a host waits for what it asked for. It may have the lock of a tablespace meanwhile.
 const GRANT_WAIT: Duration = Duration::from_millis(500);
 
+/// As long as there is free room the primary is slow: a pool is not full because its machine is busy.
+const GRANT_WAIT_MAX: Duration = Duration::from_secs(5);
+
 /// After so long without an answer it asks again: there may be another primary.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -151,7 +154,8 @@ impl Room {
                 }
                 return Ok(extent);
             }
-            if begun.elapsed() > GRANT_WAIT {
+            let waited = begun.elapsed();
+            if waited > GRANT_WAIT && (waited > GRANT_WAIT_MAX || !is_any_free(pool, is_usable)?) {
                 self.say(pool, host, |asked| asked.count = 0)?;
                 return Err(Refusal::Full);
             }
@@ -206,6 +210,16 @@ impl Room {
         }
         Ok(returned)
     }
+}
+
+fn is_any_free(pool: &Pool, is_usable: &dyn Fn(Extent) -> bool) -> Result<bool, Refusal> {
+    for extent in pool.layout().all_extents().filter(|extent| is_usable(*extent)) {
+        let owner = pool.books().load(pool.layout().owner(extent)).map_err(|_| Refusal::Damaged)?;
+        if matches!(owner, Owner::Free { .. }) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// No host of the database is there that was primary before, or may have been: a primary that knows this serves readers.

@@ -218,3 +218,21 @@ fn a_reader_has_the_extents_that_it_is_granted() {
     assert_eq!(writers.hosts().unwrap().len(), 1);
     assert!(check(&writers, true).unwrap().is_clean());
 }
+
+#[test]
+fn a_reader_waits_for_a_primary_that_is_slow_to_grant() {
+    let place = place();
+    let writers = Arc::new(Pool::open(&location(&place.path)).unwrap());
+    let primary = Member::join(Arc::clone(&writers), &options("primary", Role::Primary)).unwrap();
+    let reader = join_reader(&place.path, "reader");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&ended);
+        scope.spawn(|| {
+            // Longer than a reader waits where nothing is free.
+            std::thread::sleep(std::time::Duration::from_millis(800));
+            serve(&primary, reader.host(), &ended);
+        });
+        reader.lease_one(Kind::Heap, &|_| true).unwrap();
+    });
+}
