@@ -47,7 +47,7 @@ tsan *FILTER:
         cargo +nightly test --release -Zbuild-std --target x86_64-unknown-linux-gnu --target-dir target/tsan \
         -p tidepool-device -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
 
-# One fuzz target (protocol, sql, copy, segments, keys, log) guided by coverage, under AddressSanitizer. Needs `cargo install cargo-fuzz`.
+# One fuzz target (protocol, sql, copy, segments, keys, log, sessions) guided by coverage, under AddressSanitizer. Needs `cargo install cargo-fuzz`.
 fuzz TARGET SECONDS="3600":
     cargo run --release -p tidepool-fuzz --example seeds -- {{TARGET}} fuzz/corpus/{{TARGET}}
     cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}} -max_len=65536 -timeout=60 -rss_limit_mb=4096

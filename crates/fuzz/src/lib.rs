@@ -18,6 +18,7 @@ mod log;
 pub mod mutate;
 mod protocol;
 mod segments;
+mod sessions;
 mod sql;
 mod world;
 
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "segments", seeds: segments::seeds, run: segments::run, mutations: 20_000 },
     Target { name: "keys", seeds: keys::seeds, run: keys::run, mutations: 200_000 },
     Target { name: "log", seeds: log::seeds, run: log::run, mutations: 1_500 },
+    Target { name: "sessions", seeds: sessions::seeds, run: sessions::run, mutations: 200_000 },
 ];
 
 /// The target of that name. Panics if there is none: the names are those of [`TARGETS`].

@@ -174,6 +174,14 @@ impl AdvisoryLocks {
         self.state.lock().held.values().flatten().any(|held| held.session == session)
     }
 
+    /// What a session holds beyond its transaction: keys, modes, and how often.
+    pub fn held_by(&self, session: u32) -> Vec<(Key, Mode, u32)> {
+        let state = self.state.lock();
+        let all = state.held.iter().flat_map(|(key, held)| held.iter().map(|held| (*key, *held)));
+        let own = all.filter(|(_, held)| held.session == session && !held.transaction);
+        own.map(|(key, held)| (key, held.mode, held.count)).collect()
+    }
+
     pub fn end_transaction(&self, session: u32) {
         self.state.lock().release(|held| held.session == session && held.transaction);
         self.released.notify_waiters();

@@ -23,10 +23,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::Database;
 use tidepool_database::config::WorkloadConfig;
+use tidepool_database::{Database, HostRole};
 use tidepool_engine::schedule::{Tickets, Workers};
 use tidepool_heap::QueryHeap;
+use tidepool_pool::words::SLOTS;
 use tokio::runtime::{Handle, Runtime};
 
 /// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
@@ -88,6 +89,7 @@ impl Planner {
             confine();
             crate::heap::prepare_engine_thread();
         })?;
+        let first_session = first_session(&database);
         Ok(Arc::new(Planner {
             plans: PlanCache::default(),
             programs: Programs::default(),
@@ -104,7 +106,7 @@ impl Planner {
             workload,
             room: Room::default(),
             sessions: Mutex::default(),
-            next_session: AtomicU32::new(1),
+            next_session: AtomicU32::new(first_session),
         }))
     }
 
@@ -118,8 +120,28 @@ impl Planner {
     }
 
     pub fn session(self: &Arc<Self>, user: &str) -> Session {
-        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
-        let session = Session::new(self.clone(), id, user);
+        self.begin_session(None, |id| Session::new(self.clone(), id, user))
+    }
+
+    /// Begins a session by the number that it had, if that is free, or by the next one.
+    pub(crate) fn begin_session(&self, number: Option<u32>, begin: impl FnOnce(u32) -> Session) -> Session {
+        let id = {
+            let mut sessions = self.sessions.lock();
+            let is_free = |id: &u32| *id != 0 && !sessions.contains_key(id);
+            // Numbers stand for process ids, which are positive.
+            let next = || self.next_session.fetch_add(1, Ordering::Relaxed) & i32::MAX as u32;
+            let id = number.filter(is_free).unwrap_or_else(|| {
+                loop {
+                    let id = next();
+                    if is_free(&id) {
+                        break id;
+                    }
+                }
+            });
+            sessions.insert(id, Weak::new());
+            id
+        };
+        let session = begin(id);
         self.sessions.lock().insert(id, Arc::downgrade(session.shared()));
         session
     }
@@ -194,6 +216,20 @@ impl Planner {
         // Functions are given these when they run, and find the facts in them.
         properties.config_options = Some(options);
         State { state: Some(state), planner: facts.planner.clone() }
+    }
+}
+
+/// Hosts of one pool number their sessions from different places on, as a session that goes over keeps its number.
+fn first_session(database: &Database) -> u32 {
+    const SESSIONS_BITS: u32 = 20;
+    match database.pool() {
+        Some(host) if database.role() != HostRole::Alone => {
+            let host = host.member().host();
+            let place = u64::from(host.incarnation.0) * SLOTS as u64 + u64::from(host.slot.0);
+            // A prime, just below what is left of the numbers.
+            (((place % 2039) as u32) << SESSIONS_BITS) + 1
+        }
+        _ => 1,
     }
 }
 

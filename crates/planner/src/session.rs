@@ -27,6 +27,7 @@ mod outcome;
 mod owners;
 mod partitions;
 mod parts;
+mod portable;
 mod positions;
 mod prepared;
 mod query;
@@ -299,23 +300,40 @@ fn facts_of(
     })
 }
 
+/// What a session of the user begins with.
+fn first_settings(planner: &Planner, user: &str) -> Settings {
+    let state = planner.database().state();
+    let mut settings = Settings::new(planner.database(), user);
+    for (name, value) in state.catalog.role(user).iter().flat_map(|role| &role.settings) {
+        // It was good when it was set.
+        if let Err(error) = settings.set_default(name, value, planner.database()) {
+            tracing::warn!(%error, user, setting = name, "a role's setting is of no use any more");
+        }
+    }
+    settings
+}
+
 impl Session {
     pub(crate) fn new(planner: Arc<Planner>, id: u32, user: &str) -> Session {
-        let state = planner.database().state();
-        let role = state.catalog.role(user);
-        let mut settings = Settings::new(planner.database(), user);
-        for (name, value) in role.iter().flat_map(|role| &role.settings) {
-            // It was good when it was set.
-            if let Err(error) = settings.set_default(name, value, planner.database()) {
-                tracing::warn!(%error, user, setting = name, "a role's setting is of no use any more");
-            }
-        }
+        let role = planner.database().state().catalog.role(user).map_or(RoleId::OWNER, |role| role.id);
+        let settings = first_settings(&planner, user);
+        Session::with(planner, id, (user, role), Utc::now(), settings)
+    }
+
+    /// Of a user with the role.
+    fn with(
+        planner: Arc<Planner>,
+        id: u32,
+        (user, role): (&str, RoleId),
+        start: DateTime<Utc>,
+        settings: Settings,
+    ) -> Session {
         let settings = Arc::new(settings);
         let shared = Arc::new(SessionShared {
             id,
-            role: role.map_or(RoleId::OWNER, |role| role.id),
+            role,
             user: user.to_owned(),
-            start: Utc::now(),
+            start,
             running: Mutex::new(Weak::new()),
             visible: Mutex::new((None, TransactionStatus::Idle)),
             requested_settings: Mutex::default(),

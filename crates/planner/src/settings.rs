@@ -4,6 +4,7 @@
 //! one true value: then only that value can be set. Those of PostgreSQL's that change no answer are in `accepted`.
 
 mod accepted;
+mod portable;
 
 use crate::workload::Class;
 use std::collections::BTreeMap;

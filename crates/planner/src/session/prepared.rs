@@ -16,7 +16,7 @@ pub(super) struct Prepared {
     pub(super) statement: Statement,
     pub(super) types: Vec<u32>,
     /// Also while it runs.
-    _held: Option<Arc<Reservation>>,
+    pub(super) _held: Option<Arc<Reservation>>,
 }
 
 impl Session {

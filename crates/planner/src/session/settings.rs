@@ -165,7 +165,7 @@ impl Session {
     }
 
     /// Charges the session for settings that are much. 53200 where there is no room for them.
-    fn hold_settings(&mut self, settings: &Settings) -> Result<()> {
+    pub(super) fn hold_settings(&mut self, settings: &Settings) -> Result<()> {
         let bytes = settings.bytes();
         match &mut self.settings_held {
             Some(held) => held.resize(bytes)?,

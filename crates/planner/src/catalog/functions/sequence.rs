@@ -7,6 +7,7 @@ use super::{Function, Type, find_relation, sql_error};
 use crate::catalog::objects::*;
 use crate::catalog::value::Value;
 use crate::facts::SessionFacts;
+use crate::portable::PortableSequence;
 use crate::resolve::{self, Relation};
 use datafusion::arrow::array::{Array, ArrayRef, Int64Array};
 use datafusion::arrow::datatypes::DataType;
@@ -15,7 +16,7 @@ use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, Sca
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tidepool_base::{Error, SqlState, TableId};
-use tidepool_database::{Database, Privileges, Sequence};
+use tidepool_database::{Catalog, Database, Privileges, Sequence};
 use tidepool_heap::QueryHeap;
 
 use Type::*;
@@ -45,6 +46,29 @@ impl SessionSequences {
             own.sequence = sequence.clone();
         }
         own
+    }
+
+    /// As another process goes on with it. Values that were taken ahead of a sequence that is another by now are none any more.
+    pub fn to_portable(&self, catalog: &Catalog) -> (Vec<PortableSequence>, Option<TableId>) {
+        let portable = |(id, own): (&TableId, &SessionSequence)| {
+            let is_now = catalog.sequence_by_id(*id).is_some_and(|now| now.def == own.sequence.def);
+            let cached = own.cached.iter().copied().filter(|_| is_now).collect();
+            PortableSequence { id: id.0, last: own.last, cached }
+        };
+        (self.by_id.iter().map(portable).collect(), self.latest)
+    }
+
+    /// Those of sequences that exist.
+    pub fn of_portable(sequences: &[PortableSequence], latest: Option<u32>, catalog: &Catalog) -> SessionSequences {
+        let session = |portable: &PortableSequence| {
+            let id = TableId(portable.id);
+            let sequence = catalog.sequence_by_id(id)?.clone();
+            Some((
+                id,
+                SessionSequence { last: portable.last, cached: portable.cached.iter().copied().collect(), sequence },
+            ))
+        };
+        SessionSequences { by_id: sequences.iter().filter_map(session).collect(), latest: latest.map(TableId) }
     }
 }
 

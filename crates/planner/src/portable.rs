@@ -1,0 +1,505 @@
+//! A session as bytes, with which another process goes on with a client's connection.
+//!
+//! The bytes are a form of their own, apart from how sessions are held: a header, then parts.
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 4 | `TPSS` |
+//! | 2 | the version of the form |
+//! | 8 | FNV-1a of all that follows, of 64 bits |
+//! | the rest | parts: a tag of 2 bytes, a length of 4 bytes, and so many bytes |
+//!
+//! All numbers are little-endian. Texts and lists have their length, in 4 bytes, before them.
+//!
+//! * Each part occurs at most once. A part that is missing is empty, except for the first, which says whose session it is.
+//! * A reader skips unknown parts whose tag is at or above [`OPTIONAL`]. An unknown part below it is an error (0A000): the session
+//!   would not be the same without it. So a later release adds parts and changes none.
+//! * Any version up to [`VERSION`] is read. A later one is an error (0A000).
+//! * Damage is an error (XX001), and never a panic. Nothing is allocated by a length before so many bytes are there.
+
+use tidepool_base::{Error, Result};
+
+/// The version that is written.
+pub const VERSION: u16 = 1;
+
+/// Parts from here on can be skipped by a reader that does not know them.
+pub const OPTIONAL: u16 = 0x8000;
+
+const MAGIC: &[u8; 4] = b"TPSS";
+const HEADER_BYTES: usize = 4 + 2 + 8;
+
+const IDENTITY: u16 = 1;
+const VALUES: u16 = 2;
+const DEFAULTS: u16 = 3;
+const CUSTOM: u16 = 4;
+const TOLD: u16 = 5;
+const PREPARED: u16 = 6;
+const SEQUENCES: u16 = 7;
+const LOCKS: u16 = 8;
+const WIRE: u16 = 9;
+const STATEMENTS: u16 = 10;
+
+/// A session between two statements, outside of a transaction, and its connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableSession {
+    /// Who connected.
+    pub user: String,
+    /// The role of that name when the session began.
+    pub role: u32,
+    pub id: u32,
+    /// When the session began, in microseconds since 1970.
+    pub start_us: i64,
+    /// Settings with other values than the user's sessions begin with: names and values.
+    pub values: Vec<(String, String)>,
+    /// Of these, what `RESET` goes back to.
+    pub defaults: Vec<(String, String)>,
+    /// Settings of the client's own making, and those without effect.
+    pub custom: Vec<(String, String)>,
+    /// Values that the client was told last of settings that are reported.
+    pub told: Vec<(String, String)>,
+    /// What `PREPARE` made.
+    pub prepared: Vec<PortableStatement>,
+    pub sequences: Vec<PortableSequence>,
+    /// The sequence that `lastval` answers for.
+    pub latest_sequence: Option<u32>,
+    /// Advisory locks of the session.
+    pub locks: Vec<PortableLock>,
+    /// By which the client cancels, with the secret.
+    pub process_id: i32,
+    pub secret: Vec<u8>,
+    /// What was read from the client, and not worked on.
+    pub input: Vec<u8>,
+    /// What the protocol prepared.
+    pub statements: Vec<PortablePrepared>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableStatement {
+    pub name: String,
+    pub text: String,
+    /// Types of the parameters, as oids.
+    pub types: Vec<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortablePrepared {
+    /// Its types are those that the client gave.
+    pub statement: PortableStatement,
+    /// As the client was told.
+    pub parameters: Vec<u32>,
+    /// Types of the columns, as oids. `None`: it gives no rows.
+    pub columns: Option<Vec<u32>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableSequence {
+    pub id: u32,
+    /// What `currval` answers.
+    pub last: Option<i64>,
+    /// Values that the session has taken ahead.
+    pub cached: Vec<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortableLock {
+    pub key: PortableKey,
+    pub is_exclusive: bool,
+    /// How often the session holds it.
+    pub count: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortableKey {
+    One(i64),
+    Two(i32, i32),
+}
+
+impl PortableSession {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; 8]].concat();
+        let mut part = |tag: u16, write: &dyn Fn(&mut Writer)| {
+            let mut writer = Writer(Vec::new());
+            write(&mut writer);
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend((writer.0.len() as u32).to_le_bytes());
+            bytes.extend(writer.0);
+        };
+        part(IDENTITY, &|to| {
+            to.text(&self.user);
+            to.put(self.role.to_le_bytes());
+            to.put(self.id.to_le_bytes());
+            to.put(self.start_us.to_le_bytes());
+        });
+        for (tag, pairs) in
+            [(VALUES, &self.values), (DEFAULTS, &self.defaults), (CUSTOM, &self.custom), (TOLD, &self.told)]
+        {
+            part(tag, &|to| {
+                to.list(pairs, |to, (name, value)| {
+                    to.text(name);
+                    to.text(value);
+                });
+            });
+        }
+        part(PREPARED, &|to| to.list(&self.prepared, Writer::statement));
+        part(SEQUENCES, &|to| {
+            to.list(&self.sequences, |to, sequence| {
+                to.put(sequence.id.to_le_bytes());
+                to.option(sequence.last, |to, last| to.put(last.to_le_bytes()));
+                to.list(&sequence.cached, |to, value| to.put(value.to_le_bytes()));
+            });
+            to.option(self.latest_sequence, |to, id| to.put(id.to_le_bytes()));
+        });
+        part(LOCKS, &|to| {
+            to.list(&self.locks, |to, lock| {
+                match lock.key {
+                    PortableKey::One(key) => {
+                        to.put([1]);
+                        to.put(key.to_le_bytes());
+                    }
+                    PortableKey::Two(first, second) => {
+                        to.put([2]);
+                        to.put(first.to_le_bytes());
+                        to.put(second.to_le_bytes());
+                    }
+                }
+                to.put([u8::from(lock.is_exclusive)]);
+                to.put(lock.count.to_le_bytes());
+            });
+        });
+        part(WIRE, &|to| {
+            to.put(self.process_id.to_le_bytes());
+            to.bytes(&self.secret);
+            to.bytes(&self.input);
+        });
+        part(STATEMENTS, &|to| {
+            to.list(&self.statements, |to, prepared| {
+                to.statement(&prepared.statement);
+                to.oids(&prepared.parameters);
+                to.option(prepared.columns.as_ref(), |to, columns| to.oids(columns));
+            });
+        });
+        let sum = fnv_1a(&bytes[HEADER_BYTES..]);
+        bytes[6..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// XX001 for what no process wrote, 0A000 for what only a later release can go on with.
+    pub fn from_bytes(bytes: &[u8]) -> Result<PortableSession> {
+        let mut header = Reader(bytes);
+        if header.take(MAGIC.len())? != MAGIC {
+            return Err(damaged());
+        }
+        let version = u16::from_le_bytes(header.array()?);
+        if version == 0 {
+            return Err(damaged());
+        }
+        if version > VERSION {
+            let message = format!("a session in form {version} cannot be read: this release reads up to {VERSION}");
+            return Err(Error::unsupported(message));
+        }
+        let sum = u64::from_le_bytes(header.array()?);
+        if sum != fnv_1a(header.0) {
+            return Err(damaged());
+        }
+        let mut session = PortableSession::default();
+        let (mut parts, mut seen) = (header, Vec::new());
+        while !parts.0.is_empty() {
+            let tag = u16::from_le_bytes(parts.array()?);
+            let length = parts.length()?;
+            let mut part = Reader(parts.take(length)?);
+            if seen.contains(&tag) {
+                return Err(damaged());
+            }
+            if session.read_part(tag, &mut part)? {
+                seen.push(tag);
+                if !part.0.is_empty() {
+                    return Err(damaged());
+                }
+            } else if tag < OPTIONAL {
+                return Err(Error::unsupported(format!("a session has something unknown to this release: part {tag}")));
+            }
+        }
+        if seen.contains(&IDENTITY) { Ok(session) } else { Err(damaged()) }
+    }
+
+    /// False: the part is unknown.
+    fn read_part(&mut self, tag: u16, from: &mut Reader<'_>) -> Result<bool> {
+        match tag {
+            IDENTITY => {
+                self.user = from.text()?;
+                self.role = u32::from_le_bytes(from.array()?);
+                self.id = u32::from_le_bytes(from.array()?);
+                self.start_us = i64::from_le_bytes(from.array()?);
+            }
+            VALUES => self.values = from.pairs()?,
+            DEFAULTS => self.defaults = from.pairs()?,
+            CUSTOM => self.custom = from.pairs()?,
+            TOLD => self.told = from.pairs()?,
+            PREPARED => self.prepared = from.list(Reader::statement)?,
+            SEQUENCES => {
+                self.sequences = from.list(|from| {
+                    Ok(PortableSequence {
+                        id: u32::from_le_bytes(from.array()?),
+                        last: from.option(|from| Ok(i64::from_le_bytes(from.array()?)))?,
+                        cached: from.list(|from| Ok(i64::from_le_bytes(from.array()?)))?,
+                    })
+                })?;
+                self.latest_sequence = from.option(|from| Ok(u32::from_le_bytes(from.array()?)))?;
+            }
+            LOCKS => {
+                self.locks = from.list(|from| {
+                    let key = match from.array()? {
+                        [1] => PortableKey::One(i64::from_le_bytes(from.array()?)),
+                        [2] => {
+                            let (first, second) = (from.array()?, from.array()?);
+                            PortableKey::Two(i32::from_le_bytes(first), i32::from_le_bytes(second))
+                        }
+                        [_] => return Err(damaged()),
+                    };
+                    Ok(PortableLock { key, is_exclusive: from.is_set()?, count: u32::from_le_bytes(from.array()?) })
+                })?;
+            }
+            WIRE => {
+                self.process_id = i32::from_le_bytes(from.array()?);
+                self.secret = from.bytes()?.to_vec();
+                self.input = from.bytes()?.to_vec();
+            }
+            STATEMENTS => {
+                self.statements = from.list(|from| {
+                    Ok(PortablePrepared {
+                        statement: from.statement()?,
+                        parameters: from.oids()?,
+                        columns: from.option(Reader::oids)?,
+                    })
+                })?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Each change of one byte shows.
+fn fnv_1a(bytes: &[u8]) -> u64 {
+    let mixed = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mixed)
+}
+
+fn damaged() -> Error {
+    Error::corrupted("a session that was passed on is damaged")
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn put<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.0.extend(bytes);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.put((bytes.len() as u32).to_le_bytes());
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Writer, T)) {
+        self.put([u8::from(value.is_some())]);
+        if let Some(value) = value {
+            write(self, value);
+        }
+    }
+
+    fn list<T>(&mut self, items: &[T], write: impl Fn(&mut Writer, &T)) {
+        self.put((items.len() as u32).to_le_bytes());
+        items.iter().for_each(|item| write(self, item));
+    }
+
+    fn oids(&mut self, oids: &[u32]) {
+        self.list(oids, |to, oid| to.put(oid.to_le_bytes()));
+    }
+
+    fn statement(&mut self, statement: &PortableStatement) {
+        self.text(&statement.name);
+        self.text(&statement.text);
+        self.oids(&statement.types);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or_else(damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.take(N)?.try_into().map_err(|_| damaged())
+    }
+
+    fn length(&mut self) -> Result<usize> {
+        Ok(u32::from_le_bytes(self.array()?) as usize)
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8]> {
+        let length = self.length()?;
+        self.take(length)
+    }
+
+    fn text(&mut self) -> Result<String> {
+        std::str::from_utf8(self.bytes()?).map(str::to_owned).map_err(|_| damaged())
+    }
+
+    fn is_set(&mut self) -> Result<bool> {
+        match self.array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [_] => Err(damaged()),
+        }
+    }
+
+    fn option<T>(&mut self, read: impl FnOnce(&mut Reader<'a>) -> Result<T>) -> Result<Option<T>> {
+        if self.is_set()? { read(self).map(Some) } else { Ok(None) }
+    }
+
+    /// Each item takes a byte at least, so that a wrong length ends with the bytes.
+    fn list<T>(&mut self, mut read: impl FnMut(&mut Reader<'a>) -> Result<T>) -> Result<Vec<T>> {
+        let length = self.length()?;
+        let mut items = Vec::new();
+        for _ in 0..length {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+
+    fn pairs(&mut self) -> Result<Vec<(String, String)>> {
+        self.list(|from| Ok((from.text()?, from.text()?)))
+    }
+
+    fn oids(&mut self) -> Result<Vec<u32>> {
+        self.list(|from| Ok(u32::from_le_bytes(from.array()?)))
+    }
+
+    fn statement(&mut self) -> Result<PortableStatement> {
+        Ok(PortableStatement { name: self.text()?, text: self.text()?, types: self.oids()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidepool_base::SqlState;
+
+    fn session() -> PortableSession {
+        let pairs = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
+        };
+        let statement = |name: &str, text: &str, types: &[u32]| PortableStatement {
+            name: name.to_owned(),
+            text: text.to_owned(),
+            types: types.to_vec(),
+        };
+        PortableSession {
+            user: "tidepool".to_owned(),
+            role: 10,
+            id: 77,
+            start_us: -5,
+            values: pairs(&[("search_path", "a, \"B\""), ("TimeZone", "Europe/Zürich")]),
+            defaults: pairs(&[("statement_timeout", "5s")]),
+            custom: pairs(&[("app.user", "")]),
+            told: pairs(&[("in_hot_standby", "off")]),
+            prepared: vec![statement("p", "SELECT $1", &[23])],
+            sequences: vec![
+                PortableSequence { id: 5, last: Some(-1), cached: vec![1, 2, i64::MAX] },
+                PortableSequence { id: 6, last: None, cached: Vec::new() },
+            ],
+            latest_sequence: Some(5),
+            locks: vec![
+                PortableLock { key: PortableKey::One(i64::MIN), is_exclusive: true, count: 2 },
+                PortableLock { key: PortableKey::Two(1, -1), is_exclusive: false, count: 1 },
+            ],
+            process_id: 77,
+            secret: vec![1, 2, 3, 4],
+            input: b"Q\0\0".to_vec(),
+            statements: vec![
+                PortablePrepared {
+                    statement: statement("", "SELECT 1", &[]),
+                    parameters: Vec::new(),
+                    columns: Some(vec![23]),
+                },
+                PortablePrepared {
+                    statement: statement("s", "INSERT INTO t VALUES ($1)", &[0]),
+                    parameters: vec![20],
+                    columns: None,
+                },
+            ],
+        }
+    }
+
+    /// With the right checksum.
+    fn summed(mut bytes: Vec<u8>) -> Vec<u8> {
+        let sum = fnv_1a(&bytes[HEADER_BYTES..]);
+        bytes[6..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn code(bytes: &[u8]) -> SqlState {
+        PortableSession::from_bytes(bytes).unwrap_err().code()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for session in [session(), PortableSession::default()] {
+            assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);
+        }
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let bytes = session().to_bytes();
+        for place in 0..bytes.len() {
+            let cut = &bytes[..place];
+            assert_eq!(code(cut), SqlState::DATA_CORRUPTED, "cut at {place}");
+            if place >= HEADER_BYTES {
+                // Also behind a checksum that fits: parts may be missing, and nothing else.
+                let read = PortableSession::from_bytes(&summed(cut.to_vec()));
+                assert!(
+                    read.is_ok_and(|read| read != session()) || code(&summed(cut.to_vec())) == SqlState::DATA_CORRUPTED
+                );
+            }
+            for bit in 0..8 {
+                let mut wrong = bytes.clone();
+                wrong[place] ^= 1 << bit;
+                assert!(PortableSession::from_bytes(&wrong).is_err(), "byte {place}, bit {bit}");
+                if place >= HEADER_BYTES {
+                    let _ = PortableSession::from_bytes(&summed(wrong));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_later_release_are_skipped_where_they_may_be() {
+        let with = |tag: u16| {
+            let part = [&tag.to_le_bytes()[..], &3_u32.to_le_bytes(), b"new"].concat();
+            summed([session().to_bytes(), part].concat())
+        };
+        for tag in [OPTIONAL, u16::MAX] {
+            assert_eq!(PortableSession::from_bytes(&with(tag)).unwrap(), session());
+        }
+        for tag in [STATEMENTS + 1, OPTIONAL - 1] {
+            assert_eq!(code(&with(tag)), SqlState::FEATURE_NOT_SUPPORTED);
+        }
+        // A part that is there already.
+        assert_eq!(code(&with(TOLD)), SqlState::DATA_CORRUPTED);
+        let mut later = session().to_bytes();
+        later[4..6].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        assert_eq!(code(&later), SqlState::FEATURE_NOT_SUPPORTED);
+        later[4..6].fill(0);
+        assert_eq!(code(&later), SqlState::DATA_CORRUPTED);
+    }
+}

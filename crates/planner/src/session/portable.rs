@@ -1,0 +1,103 @@
+//! Sessions that another process goes on with ([`PortableSession`]).
+
+use super::prepared::Prepared;
+use super::{Session, first_settings};
+use crate::advisory::{Key, Mode};
+use crate::catalog::SessionSequences;
+use crate::planner::Planner;
+use crate::portable::{PortableKey, PortableLock, PortableSession, PortableStatement};
+use crate::statement;
+use chrono::DateTime;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RoleId, SqlState};
+use tidepool_heap::ClientAccount;
+
+impl Session {
+    /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
+    /// within a transaction, and while it has cursors.
+    pub fn to_portable(&mut self) -> Option<PortableSession> {
+        self.take_requested_settings();
+        if self.block.is_some() || !self.cursors.is_empty() || !self.notices.is_empty() {
+            return None;
+        }
+        let (shared, state) = (&self.shared, self.planner.database().state());
+        let (values, defaults) = self.settings.to_portable(&first_settings(&self.planner, &shared.user));
+        let prepared = |(name, prepared): (&String, &Prepared)| PortableStatement {
+            name: name.clone(),
+            text: prepared.statement.text().to_owned(),
+            types: prepared.types.clone(),
+        };
+        let (sequences, latest) = self.sequences.lock().to_portable(&state.catalog);
+        let lock = |(key, mode, count)| PortableLock {
+            key: match key {
+                Key::One(key) => PortableKey::One(key),
+                Key::Two(first, second) => PortableKey::Two(first, second),
+            },
+            is_exclusive: mode == Mode::Exclusive,
+            count,
+        };
+        Some(PortableSession {
+            user: shared.user.clone(),
+            role: shared.role.0,
+            id: shared.id,
+            start_us: shared.start.timestamp_micros(),
+            values,
+            defaults,
+            custom: self.settings.custom(),
+            told: self.settings_reported.told(),
+            prepared: self.prepared.iter().map(prepared).collect(),
+            sequences,
+            latest_sequence: latest.map(|id| id.0),
+            locks: self.planner.advisory.held_by(shared.id).into_iter().map(lock).collect(),
+            ..PortableSession::default()
+        })
+    }
+}
+
+impl Planner {
+    /// Goes on with a session of another process. An error where that is not the same session here: 55P03 where another one has an advisory
+    /// lock that it holds, and what settings and statements say.
+    pub fn go_on(self: &Arc<Self>, portable: &PortableSession, account: Arc<ClientAccount>) -> Result<Session> {
+        let mut settings = first_settings(self, &portable.user);
+        let (values, defaults) = (&portable.values, &portable.defaults);
+        settings.take_portable((values, defaults), &portable.custom, self.database())?;
+        let told = Arc::new(settings.as_told(&portable.told));
+        let start = DateTime::from_timestamp_micros(portable.start_us).unwrap_or_default();
+        let user = (portable.user.as_str(), RoleId(portable.role));
+        let mut session =
+            self.begin_session(Some(portable.id), |id| Session::with(self.clone(), id, user, start, settings));
+        session.settings_reported = told;
+        session.set_account(account);
+        for lock in &portable.locks {
+            let key = match lock.key {
+                PortableKey::One(key) => Key::One(key),
+                PortableKey::Two(first, second) => Key::Two(first, second),
+            };
+            let mode = if lock.is_exclusive { Mode::Exclusive } else { Mode::Shared };
+            for _ in 0..lock.count {
+                if !self.advisory.try_lock(session.id(), key, mode, false)? {
+                    let message = "another session of this server holds an advisory lock of a session that goes over";
+                    return Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, message));
+                }
+            }
+        }
+        for prepared in &portable.prepared {
+            let mut statements =
+                statement::parse(&prepared.text)?.into_iter().filter(|statement| !statement.is_empty());
+            let (Some(statement), None) = (statements.next(), statements.next()) else {
+                return Err(Error::corrupted("a prepared statement that was passed on is not one statement"));
+            };
+            let bytes = statement.bytes() + (prepared.name.len() + 4 * prepared.types.len()) as u64;
+            let held = session.hold(bytes)?.map(Arc::new);
+            let known = Prepared { statement, types: prepared.types.clone(), _held: held };
+            session.prepared.insert(prepared.name.clone(), known);
+        }
+        let catalog = &self.database().state().catalog;
+        let sequences = SessionSequences::of_portable(&portable.sequences, portable.latest_sequence, catalog);
+        *session.sequences.lock() = sequences;
+        let settings = session.settings.clone();
+        session.hold_settings(&settings)?;
+        session.show_status();
+        Ok(session)
+    }
+}
