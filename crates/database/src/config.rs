@@ -86,6 +86,7 @@
 //! tier1_interval = "5s"            # how often its manifest is written there, at most
 //! host_timeout = "1s"              # a primary that is silent for so long is taken over from
 //! on_fenced = "exit"               # or rejoin: what a primary does that was taken over from
+//! switchover_drain = "5s"          # how long a planned change of primary waits for open transactions
 //! # fence_command = "…"            # makes sure that a silent primary on another machine is dead, once it was taken over from
 //! # reader_hold_max = "1GB"        # a reader that holds more of the pool than that is sent away; by default a quarter of the pool
 //! synchronous_standby_names = ""   # standbys that commits at remote_apply wait for, as PostgreSQL reads it
@@ -194,6 +195,8 @@ pub struct PoolSettings {
     /// How often a manifest is written to the pool, at most.
     pub tier1_interval: Duration,
     pub on_fenced: OnFenced,
+    /// How long a switch-over waits for transactions that are open, whose clients cannot go over.
+    pub switchover_drain: Duration,
     /// Makes sure that a host which was taken over from is dead, where this kernel cannot.
     pub fence_command: Option<String>,
     /// A reader for which more than that is kept of the pool is sent away. `None`: a quarter of the pool.
@@ -234,6 +237,7 @@ impl PoolSettings {
             host_timeout: HOST_TIMEOUT_DEFAULT,
             tier1_interval: TIER1_INTERVAL_DEFAULT,
             on_fenced: OnFenced::Exit,
+            switchover_drain: SWITCHOVER_DRAIN_DEFAULT,
             fence_command: None,
             reader_hold_max: None,
             synchronous_standby_names: None,
@@ -307,6 +311,9 @@ pub const TIER1_INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
 
 /// How long a primary may be silent by default.
 pub const HOST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
+
+/// How long a switch-over waits for open transactions by default.
+pub const SWITCHOVER_DRAIN_DEFAULT: Duration = Duration::from_secs(5);
 
 /// A host beats every 5 ms, and a machine under load delays that by some more.
 const HOST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
@@ -634,6 +641,7 @@ struct PoolSpec {
     host_timeout: Option<Duration>,
     tier1_interval: Option<Duration>,
     on_fenced: Option<OnFenced>,
+    switchover_drain: Option<Duration>,
     fence_command: Option<String>,
     reader_hold_max: Option<u64>,
     synchronous_standby_names: Option<String>,
@@ -693,6 +701,7 @@ impl PoolSpec {
             host_timeout,
             tier1_interval: self.tier1_interval.unwrap_or(TIER1_INTERVAL_DEFAULT),
             on_fenced: self.on_fenced.unwrap_or_default(),
+            switchover_drain: self.switchover_drain.unwrap_or(SWITCHOVER_DRAIN_DEFAULT),
             fence_command: self.fence_command,
             reader_hold_max: self.reader_hold_max,
             synchronous_standby_names: StandbyNames::parse(&self.synchronous_standby_names.unwrap_or_default())?,
@@ -853,6 +862,7 @@ impl ConfigBuilder {
             host_timeout,
             tier1_interval,
             on_fenced,
+            switchover_drain,
             fence_command,
             reader_hold_max,
             synchronous_standby_names,
@@ -876,6 +886,9 @@ impl ConfigBuilder {
         }
         if let Some(text) = host_timeout {
             self.pool.host_timeout = Some(duration(&text).map_err(context("pool.host_timeout"))?);
+        }
+        if let Some(text) = switchover_drain {
+            self.pool.switchover_drain = Some(duration(&text).map_err(context("pool.switchover_drain"))?);
         }
         if let Some(text) = on_fenced {
             self.pool.on_fenced = Some(text.parse().map_err(context("pool.on_fenced"))?);
@@ -967,6 +980,7 @@ impl ConfigBuilder {
                 "POOL_COPY_FROM" => self.pool.copy_from = Some(value.into()),
                 "POOL_TIER1_INTERVAL" => self.pool.tier1_interval = Some(duration(&value).map_err(wrong)?),
                 "POOL_HOST_TIMEOUT" => self.pool.host_timeout = Some(duration(&value).map_err(wrong)?),
+                "POOL_SWITCHOVER_DRAIN" => self.pool.switchover_drain = Some(duration(&value).map_err(wrong)?),
                 "POOL_FENCE_COMMAND" => self.pool.fence_command = Some(value),
                 "POOL_READER_HOLD_MAX" => {
                     self.pool.reader_hold_max = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
@@ -1393,6 +1407,7 @@ struct FilePool {
     host_timeout: Option<String>,
     tier1_interval: Option<String>,
     on_fenced: Option<String>,
+    switchover_drain: Option<String>,
     fence_command: Option<String>,
     reader_hold_max: Option<Size>,
     synchronous_standby_names: Option<String>,

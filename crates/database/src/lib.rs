@@ -52,8 +52,8 @@ pub use lsn::Lsn;
 pub use patience::Patience;
 pub use pool_host::{LIFE_LEFT_VARIABLE, PoolHost};
 pub use roles::{
-    CopyState, FollowProgress, HostHolds, HostRole, PositionWait, ReplayPause, RoleWatch, SecondTierState, Standby,
-    StandbyNames, StandbyWait, Switchover, SyncState, Upstream,
+    CopyState, FollowProgress, HostHolds, HostRole, PassesSessions, PositionWait, ReplayPause, RoleWatch,
+    SecondTierState, Standby, StandbyNames, StandbyWait, Switchover, SyncState, Upstream,
 };
 pub use tidepool_log::{ArchiveState, LogPosition};
 pub use tidepool_txn::Isolation;

@@ -5,8 +5,13 @@
 //! ahead; an error then skips everything up to the next Sync. Either way, statements that are sent together and are not
 //! in a transaction block share one implicit transaction.
 
+mod carried;
+mod texts;
+
 use crate::encode::{DirectRows, FLUSH_BYTES, RowEncoder};
+use crate::handover::SharedClient;
 use crate::parameters;
+use crate::passing::Passenger;
 use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
 use crate::protocol::backend;
 use crate::protocol::frontend::{Bind, Message, Target};
@@ -22,11 +27,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use texts::{abbreviate, ends_transaction, rows_loaded};
 use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{
-    CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, ResultColumn, Session, Statement,
-    TransactionStatus, plain_error,
+    CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, PortablePrepared, ResultColumn,
+    Session, Statement, TransactionStatus, plain_error,
 };
 use tokio::sync::watch;
 
@@ -63,6 +69,8 @@ pub(crate) struct Connection {
     registration: Registration,
     phase: watch::Receiver<Phase>,
     statements: HashMap<String, Arc<Prepared>>,
+    /// Those that another host prepared, until they are used.
+    carried: HashMap<String, PortablePrepared>,
     portals: HashMap<String, Portal>,
     /// After an error in the extended protocol, until the next Sync.
     skipping: bool,
@@ -70,6 +78,10 @@ pub(crate) struct Connection {
     implicit_block: bool,
     /// Since when it has been the client's turn, if it is.
     idle_since: Option<Instant>,
+    /// It may go over to another host.
+    passenger: Option<Passenger>,
+    /// Ends with it, behind all else.
+    shared: Option<SharedClient>,
 }
 
 /// How a statement, or a message, went wrong: for the statement alone or for the connection.
@@ -134,6 +146,15 @@ async fn behind_the_ready() {
     .await;
 }
 
+/// Resolves once connections are asked for something else.
+async fn asked(passenger: &mut Option<Passenger>) {
+    match passenger {
+        // It does not end before this.
+        Some(passenger) => _ = passenger.stage.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Connection {
     /// `wire.output` holds what start-up has to say. An error where there is no memory for one more, with the wire.
     #[expect(clippy::result_large_err, reason = "once a connection")]
@@ -161,10 +182,13 @@ impl Connection {
             phase: service.phase.subscribe(),
             service,
             statements: HashMap::new(),
+            carried: HashMap::new(),
             portals: HashMap::new(),
             skipping: false,
             implicit_block: false,
             idle_since: None,
+            passenger: None,
+            shared: None,
         })
     }
 
@@ -186,7 +210,10 @@ impl Connection {
     }
 
     async fn run_messages(&mut self) -> Result<std::convert::Infallible, Failure> {
-        self.ready().await?;
+        // One that came from another host is ready.
+        if self.idle_since.is_none() {
+            self.ready().await?;
+        }
         loop {
             let message = self.next_message().await?;
             let mut charge = self.wire.take_charge();
@@ -242,6 +269,9 @@ impl Connection {
                 let message = "terminating connection due to administrator command";
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }
+            if self.passenger.as_ref().is_some_and(Passenger::is_asked) {
+                self.go_over().await?;
+            }
             if let Some(message) = self.wire.message()? {
                 self.idle_since = None;
                 return Ok(message);
@@ -267,6 +297,7 @@ impl Connection {
                 biased;
                 filled = self.wire.fill() => filled?,
                 _ = self.phase.changed() => (),
+                () = asked(&mut self.passenger) => (),
                 () = self.session.terminated() => (),
                 () = unused => self.session.give_up_place(),
                 error = expired => return Err(error.into()),
@@ -303,7 +334,9 @@ impl Connection {
     async fn simple_query(&mut self, sql: &str) -> Result<(), Failure> {
         // As in PostgreSQL, the unnamed statement and portal do not outlive a simple query.
         self.statements.remove("");
+        self.carried.remove("");
         self.portals.remove("");
+        self.prepare_carried(sql).await?;
         let outcome = match self.run_text(sql).await {
             Ok(true) => Ok(()),
             Ok(false) => self.run_statements(sql).await,
@@ -528,6 +561,7 @@ impl Connection {
         backend::command_complete(&mut self.wire.output, &tag);
         if tag.starts_with("DISCARD ALL") || tag == "DEALLOCATE ALL" {
             self.statements.clear();
+            self.carried.clear();
         }
         Completed { tag, rows_loaded }
     }
@@ -555,7 +589,8 @@ impl Connection {
             return None;
         }
         self.session.forget_statement(&name);
-        self.statements.remove(&name).map(|_| "DEALLOCATE")
+        let is_carried = self.carried.remove(&name).is_some();
+        (self.statements.remove(&name).is_some() || is_carried).then_some("DEALLOCATE")
     }
 
     /// Sends up to `rows_max` rows: how many, and whether those were all.
@@ -654,8 +689,14 @@ impl Connection {
     async fn extended(&mut self, message: Message, charge: &mut Option<Reservation>) -> Result<(), Trouble> {
         match message {
             Message::Parse { name, sql, parameter_oids } => self.parse(name, &sql, &parameter_oids).await,
-            Message::Bind(bind) => Ok(caught(|| self.bind(bind, charge))?),
-            Message::Describe { target: Target::Statement, name } => Ok(self.describe_statement(&name)?),
+            Message::Bind(bind) => {
+                self.prepare_again(&bind.statement).await?;
+                Ok(caught(|| self.bind(bind, charge))?)
+            }
+            Message::Describe { target: Target::Statement, name } => {
+                self.prepare_again(&name).await?;
+                Ok(self.describe_statement(&name)?)
+            }
             Message::Describe { target: Target::Portal, name } => Ok(self.describe_portal(&name)?),
             Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
             Message::Close { target, name } => {
@@ -663,6 +704,7 @@ impl Connection {
                     Target::Statement => {
                         self.session.forget_statement(&name);
                         self.statements.remove(&name);
+                        self.carried.remove(&name);
                     }
                     Target::Portal => drop(self.portals.remove(&name)),
                 }
@@ -678,10 +720,17 @@ impl Connection {
     async fn parse(&mut self, name: String, sql: &str, parameter_oids: &[u32]) -> Result<(), Trouble> {
         if name.is_empty() {
             self.statements.remove("");
-        } else if self.statements.contains_key(&name) {
+            self.carried.remove("");
+        } else if self.statements.contains_key(&name) || self.carried.contains_key(&name) {
             let message = format!("prepared statement \"{name}\" already exists");
             return Err(Error::new(SqlState::DUPLICATE_PREPARED_STATEMENT, message).into());
         }
+        self.prepare_as(name, sql, parameter_oids).await?;
+        backend::parse_complete(&mut self.wire.output);
+        Ok(())
+    }
+
+    async fn prepare_as(&mut self, name: String, sql: &str, parameter_oids: &[u32]) -> Result<(), Trouble> {
         let preparing = self.session.prepare_statement(sql, parameter_oids);
         let of = attended(&mut self.wire, &self.cancel, pin!(preparing)).await??;
         // An unnamed one is the next one's place, and most are small.
@@ -693,9 +742,8 @@ impl Connection {
         if !name.is_empty() {
             self.session.name_statement(&name, &of);
         }
-        let prepared = Prepared { name: name.clone(), of, _held: held };
+        let prepared = Prepared { name: name.clone(), of, oids: parameter_oids.to_vec(), _held: held };
         self.statements.insert(name, Arc::new(prepared));
-        backend::parse_complete(&mut self.wire.output);
         Ok(())
     }
 
@@ -919,52 +967,4 @@ fn check_columns(described: Option<&[ResultColumn]>, actual: &[ResultColumn]) ->
         described.len() == actual.len() && described.iter().zip(actual).all(|(a, b)| a.type_oid == b.type_oid)
     });
     if same { Ok(()) } else { Err(Error::unsupported("cached plan must not change result type")) }
-}
-
-fn ends_transaction(text: &str) -> bool {
-    let word = text.split(|c: char| !c.is_ascii_alphabetic()).find(|word| !word.is_empty()).unwrap_or_default();
-    ["commit", "end", "rollback", "abort"].iter().any(|end| word.eq_ignore_ascii_case(end))
-}
-
-/// Rows that a command brought into a table, by its tag.
-fn rows_loaded(tag: &str, text: &str) -> u64 {
-    let count = || tag.rsplit(' ').next().and_then(|rows| rows.parse().ok()).unwrap_or(0);
-    if tag.starts_with("INSERT ") || tag.starts_with("SELECT ") {
-        return count();
-    }
-    if tag.starts_with("COPY ") && copies_in(text) { count() } else { 0 }
-}
-
-/// Whether a COPY statement reads: its direction is the first FROM or TO outside parentheses and quotes.
-fn copies_in(text: &str) -> bool {
-    let (mut depth, mut quote, mut word) = (0usize, None, String::new());
-    for character in text.chars().chain([' ']) {
-        match (quote, character) {
-            (Some(open), close) if open == close => quote = None,
-            (Some(_), _) => (),
-            (None, '\'' | '"') => quote = Some(character),
-            (None, '(') => depth += 1,
-            (None, ')') => depth = depth.saturating_sub(1),
-            (None, c) if c.is_alphanumeric() || c == '_' => word.push(c),
-            (None, _) => {
-                let direction = std::mem::take(&mut word);
-                if depth == 0 && direction.eq_ignore_ascii_case("from") {
-                    return true;
-                }
-                if depth == 0 && direction.eq_ignore_ascii_case("to") {
-                    return false;
-                }
-            }
-        }
-    }
-    false
-}
-
-/// A statement's text for the log.
-fn abbreviate(text: &str) -> String {
-    const CHARACTERS_MAX: usize = 500;
-    match text.char_indices().nth(CHARACTERS_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }

@@ -21,19 +21,22 @@
 //! * Besides sockets the primary passes on what its clients have prepared ([`StatementInUse`]), and a standby prepares it: clients that
 //!   come all at once after a take-over find it done.
 //! * A host that was taken over from accepts no more at addresses that it had inherited: who connects there is the new primary's.
+//! * At a planned change of primary, clients' connections go over ([`crate::passing`]): the sockets are there already, and the sessions come as
+//!   bytes, in pieces. A host that has all of a session goes on with it when it is primary, if the pool says that the pass is in force.
 
 use crate::incoming::shut_down;
+use crate::passing::{Outcome, Passenger, Passing};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidepool_base::{Error, Result};
-use tidepool_database::{Database, HostRole, StateMark};
+use tidepool_base::{Error, Result, SqlState, crash_point};
+use tidepool_database::{Database, HostRole, PassesSessions, StateMark};
 use tidepool_planner::{LookedAt, Planner, StatementInUse};
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
@@ -63,6 +66,15 @@ const END_WAIT: Duration = Duration::from_secs(5);
 /// How long clients of the primary before hear nothing while this host takes over.
 const TAKE_OVER_WAIT: Duration = Duration::from_millis(50);
 
+/// How long a standby has to say that it has all sessions, and how long a message waits for room in its queue.
+const PASS_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a standby that follows already may take to ask for sockets. Clients go on meanwhile.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Bytes of a session in one message.
+const PIECE_BYTES: usize = 32 << 10;
+
 /// What a listening socket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
@@ -80,6 +92,24 @@ pub(crate) struct InheritedListener {
     pub(crate) socket: OwnedFd,
 }
 
+/// A client's connection of a primary before.
+pub(crate) struct InheritedSession {
+    pub(crate) socket: OwnedFd,
+    /// As [`tidepool_planner::PortableSession`] reads it.
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What comes from another host.
+pub(crate) enum Taken {
+    Listener(InheritedListener),
+    Session(InheritedSession),
+    /// A client's request to cancel, which came to a host that does not have the client.
+    Cancel {
+        process_id: i32,
+        secret: Vec<u8>,
+    },
+}
+
 type Shared = Arc<OwnedFd>;
 
 /// What goes to a standby.
@@ -91,6 +121,18 @@ enum Message {
     /// The host that the address belongs to has it now.
     LetGo(String),
     Statement(StatementInUse),
+    /// Of a pass and a client, some of its session.
+    Piece {
+        pass: u64,
+        number: u64,
+        is_last: bool,
+        bytes: Arc<[u8]>,
+    },
+    /// Asks of a pass how many sessions the standby has whole.
+    Ask {
+        pass: u64,
+        answer: SyncSender<u64>,
+    },
 }
 
 const LISTENER: u8 = b'L';
@@ -98,10 +140,16 @@ const CLIENT: u8 = b'C';
 const GONE: u8 = b'G';
 const LET_GO: u8 = b'U';
 const STATEMENT: u8 = b'S';
+const PIECE: u8 = b'P';
+const ASK: u8 = b'A';
 /// From a standby: it was given this address, and wants it.
 const WANTED: u8 = b'W';
 /// The answer: it has it.
 const YOURS: u8 = b'Y';
+/// From a standby, the answer to `ASK`.
+const HAS: u8 = b'H';
+/// From a standby: a request to cancel.
+const CANCEL: u8 = b'X';
 
 impl Message {
     fn send(&self, connection: &ControlConnection) -> Result<()> {
@@ -121,6 +169,11 @@ impl Message {
             Message::Statement(statement) => {
                 connection.send(&[&[STATEMENT], statement.to_bytes().as_slice()].concat(), &[])
             }
+            Message::Piece { pass, number, is_last, bytes } => {
+                let (pass, number) = (pass.to_le_bytes(), number.to_le_bytes());
+                connection.send(&[&[PIECE][..], &pass, &number, &[u8::from(*is_last)], bytes].concat(), &[])
+            }
+            Message::Ask { pass, .. } => connection.send(&[&[ASK][..], &pass.to_le_bytes()].concat(), &[]),
         }
     }
 }
@@ -131,7 +184,7 @@ struct Own {
     next: u64,
     clients: HashMap<u64, Shared>,
     listeners: Vec<(ListenerKind, String, Shared)>,
-    standbys: Vec<(u64, SyncSender<Message>)>,
+    standbys: Vec<(u64, Host, SyncSender<Message>)>,
     /// Those that it was given itself.
     addresses: Vec<String>,
     /// By address, ends the accepting at one that was inherited.
@@ -143,7 +196,7 @@ struct Own {
 impl Own {
     /// To all standbys that keep up.
     fn tell(&mut self, message: &Message) {
-        self.standbys.retain(|(_, queue)| queue.try_send(message.clone()).is_ok());
+        self.standbys.retain(|(_, _, queue)| queue.try_send(message.clone()).is_ok());
     }
 
     /// An address that another host was given, and not this one, too.
@@ -169,10 +222,19 @@ impl Own {
     }
 }
 
+/// Of a client of the primary, as it came so far.
+struct Piecewise {
+    pass: u64,
+    bytes: Vec<u8>,
+    is_whole: bool,
+}
+
 /// Of a host that follows: what its primary shared.
 #[derive(Default)]
 struct Inherited {
     clients: HashMap<u64, OwnedFd>,
+    /// Of some of these.
+    sessions: HashMap<u64, Piecewise>,
     listeners: Vec<InheritedListener>,
     /// This host takes over: whatever comes still is for it.
     takes_over: bool,
@@ -180,6 +242,8 @@ struct Inherited {
     has_taken_over: bool,
     /// Addresses that this host was given, and at which its primary listens.
     wanted: Vec<String>,
+    /// To the primary.
+    connection: Option<Arc<ControlConnection>>,
 }
 
 pub(crate) struct Handover {
@@ -192,8 +256,11 @@ pub(crate) struct Handover {
     /// Those that hold the database.
     threads: Mutex<Vec<JoinHandle<()>>>,
     inherited: Mutex<Inherited>,
-    taken: UnboundedSender<InheritedListener>,
+    taken: UnboundedSender<Taken>,
     stopped: AtomicBool,
+    pub(crate) passing: Arc<Passing>,
+    /// Whom sessions were passed to last.
+    passed_to: Mutex<Option<Host>>,
 }
 
 impl std::fmt::Debug for Handover {
@@ -207,12 +274,37 @@ pub(crate) struct SharedClient {
     handover: Arc<Handover>,
     number: u64,
     socket: Shared,
+    is_gone: bool,
+}
+
+impl SharedClient {
+    /// The connection may go over to another host from now on.
+    pub(crate) fn may_go_over(&self, session: u32) -> Passenger {
+        self.handover.passing.enter(self.number, session)
+    }
+
+    /// Passes a request to cancel on to the primary: clients that went over to that host ask at the address that they know.
+    pub(crate) fn pass_cancel(&self, process_id: i32, secret: &[u8]) {
+        let connection = self.handover.inherited.lock().connection.clone();
+        if let Some(connection) = connection {
+            // It is as if the request had not come, where that host is gone.
+            let _ = connection.send(&[&[CANCEL][..], &process_id.to_le_bytes(), secret].concat(), &[]);
+        }
+    }
+
+    /// Another process goes on with the connection: it does not end.
+    pub(crate) fn set_gone(&mut self) {
+        self.is_gone = true;
+    }
 }
 
 impl Drop for SharedClient {
     fn drop(&mut self) {
         let mut own = self.handover.own.lock();
         own.clients.remove(&self.number);
+        if self.is_gone {
+            return;
+        }
         own.tell(&Message::Gone(self.number));
         drop(own);
         // Standbys may have it for a moment longer.
@@ -227,7 +319,7 @@ impl Handover {
         planner: &Arc<Planner>,
         addresses: Vec<String>,
         wanted: Vec<String>,
-    ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>> {
+    ) -> Result<Option<(Arc<Handover>, UnboundedReceiver<Taken>)>> {
         let database = planner.database();
         if database.role() == HostRole::Alone || database.is_reader() {
             return Ok(None);
@@ -244,7 +336,11 @@ impl Handover {
             inherited: Mutex::new(Inherited { wanted, ..Inherited::default() }),
             taken,
             stopped: AtomicBool::new(false),
+            passing: Passing::new(),
+            passed_to: Mutex::default(),
         });
+        let weak: Weak<Handover> = Arc::downgrade(&handover);
+        database.set_passing(weak);
         let own = pool.hosts()?.into_iter().find(|view| view.host == member.host()).and_then(|view| view.text);
         if let Some(path) =
             own.map(|text| PathBuf::from(text.control_socket)).filter(|path| !path.as_os_str().is_empty())
@@ -329,7 +425,7 @@ impl Handover {
         own.tell(&Message::Client(number, socket.clone()));
         own.clients.insert(number, socket.clone());
         drop(own);
-        Some(SharedClient { handover: self.clone(), number, socket })
+        Some(SharedClient { handover: self.clone(), number, socket, is_gone: false })
     }
 
     fn accept(self: &Arc<Self>, listener: &ControlListener) {
@@ -352,13 +448,13 @@ impl Handover {
                         if listeners.chain(clients).chain(statements).any(|message| queue.try_send(message).is_err()) {
                             continue;
                         }
-                        own.standbys.push((next, queue));
+                        own.standbys.push((next, connection.peer(), queue));
                     }
-                    let (number, own) = (next, self.own.clone());
+                    let (number, own, taken) = (next, self.own.clone(), self.taken.clone());
                     next += 1;
                     let told = spawn("handover-tell", move || {
-                        serve_standby(&connection, &messages, &own);
-                        own.lock().standbys.retain(|(known, _)| *known != number);
+                        serve_standby(&connection, &messages, &own, &taken);
+                        own.lock().standbys.retain(|(known, ..)| *known != number);
                     });
                     if let Err(error) = told {
                         tracing::warn!("a standby cannot have this host's sockets: {error}");
@@ -379,19 +475,27 @@ impl Handover {
             HostRole::TakingOver => inherited.takes_over = true,
             HostRole::Primary => {
                 (inherited.takes_over, inherited.has_taken_over) = (true, true);
+                self.go_on_with_sessions(&mut inherited);
                 end_clients(&mut inherited);
                 for listener in std::mem::take(&mut inherited.listeners) {
-                    let _ = self.taken.send(listener);
+                    let _ = self.taken.send(Taken::Listener(listener));
                 }
             }
             // Another host was quicker. Clients of the one before are told by whichever host hears of that first.
             HostRole::Following => {
                 if std::mem::take(&mut inherited.takes_over) {
+                    inherited.sessions.clear();
                     end_clients(&mut inherited);
                 }
             }
-            HostRole::Failed => end_clients(&mut inherited),
-            HostRole::Fenced => self.own.lock().stop_inherited(),
+            HostRole::Failed => {
+                inherited.sessions.clear();
+                end_clients(&mut inherited);
+            }
+            HostRole::Fenced => {
+                self.own.lock().stop_inherited();
+                self.sessions_are_gone();
+            }
             HostRole::Alone => {}
         }
     }
@@ -468,7 +572,10 @@ impl Handover {
             });
             match connected {
                 Ok(Some(connection)) => {
+                    let connection = Arc::new(connection);
+                    self.inherited.lock().connection = Some(connection.clone());
                     self.hear(&connection);
+                    self.inherited.lock().connection = None;
                     let end = Instant::now() + END_WAIT;
                     // It is not said why: a primary that is alive has let go of this host, and its clients are its own.
                     while Instant::now() < end
@@ -490,8 +597,8 @@ impl Handover {
         loop {
             match connection.receive(LOOK_INTERVAL) {
                 Ok(Arrival::Message { bytes, descriptors }) => {
-                    if let Some(wanted) = self.take(&bytes, descriptors)
-                        && connection.send(&[&[WANTED], wanted.as_bytes()].concat(), &[]).is_err()
+                    if let Some(reply) = self.take(&bytes, descriptors)
+                        && connection.send(&reply, &[]).is_err()
                     {
                         return;
                     }
@@ -507,8 +614,8 @@ impl Handover {
         }
     }
 
-    /// Returns an address that is to be asked for.
-    fn take(&self, bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Option<String> {
+    /// Returns what is to be answered.
+    fn take(&self, bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Option<Vec<u8>> {
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
         let mut inherited = self.inherited.lock();
         match (bytes, descriptors.pop()) {
@@ -517,10 +624,10 @@ impl Handover {
                 let address = String::from_utf8_lossy(address).into_owned();
                 let listener = InheritedListener { kind, address, socket };
                 match inherited.has_taken_over {
-                    true => _ = self.taken.send(listener),
+                    true => _ = self.taken.send(Taken::Listener(listener)),
                     false => {
                         let is_wanted = inherited.wanted.contains(&listener.address);
-                        let wanted = is_wanted.then(|| listener.address.clone());
+                        let wanted = is_wanted.then(|| [&[WANTED], listener.address.as_bytes()].concat());
                         inherited.listeners.push(listener);
                         return wanted;
                     }
@@ -531,7 +638,7 @@ impl Handover {
                 let gone: Vec<_> = inherited.listeners.extract_if(.., is_its).collect();
                 if *kind == YOURS {
                     inherited.wanted.retain(|wanted| wanted.as_bytes() != address);
-                    gone.into_iter().for_each(|listener| _ = self.taken.send(listener));
+                    gone.into_iter().for_each(|listener| _ = self.taken.send(Taken::Listener(listener)));
                 }
             }
             ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.has_taken_over, number(number_bytes)) {
@@ -550,7 +657,16 @@ impl Handover {
             ([GONE, number_bytes @ ..], _) => {
                 if let Some(number) = number(number_bytes) {
                     inherited.clients.remove(&number);
+                    inherited.sessions.remove(&number);
                 }
+            }
+            ([PIECE, rest @ ..], _) if !inherited.has_taken_over => inherited.take_piece(rest),
+            ([ASK, pass @ ..], _) => {
+                let pass = number(pass)?;
+                let whole = inherited.sessions.values().filter(|session| session.is_whole && session.pass == pass);
+                let count = whole.count() as u64;
+                crash_point("switchover.held");
+                return Some([&[HAS][..], &pass.to_le_bytes(), &count.to_le_bytes()].concat());
             }
             // Of a later release.
             _ => {}
@@ -565,6 +681,7 @@ impl Handover {
             return;
         }
         if is_alive {
+            inherited.sessions.clear();
             inherited.clients.clear();
             inherited.listeners.clear();
             return;
@@ -589,12 +706,128 @@ impl Handover {
         let mut inherited = self.inherited.lock();
         if !inherited.takes_over {
             inherited.listeners.clear();
+            inherited.sessions.clear();
+            end_clients(&mut inherited);
         }
+    }
+
+    /// This host is primary: goes on with sessions that it has whole, if their pass is in force. The primary before does not, then.
+    fn go_on_with_sessions(&self, inherited: &mut Inherited) {
+        let in_force = self.database.passed();
+        crash_point("switchover.going_on");
+        for (number, session) in std::mem::take(&mut inherited.sessions) {
+            if session.is_whole
+                && Some(session.pass) == in_force
+                && let Some(socket) = inherited.clients.remove(&number)
+            {
+                let _ = self.taken.send(Taken::Session(InheritedSession { socket, bytes: session.bytes }));
+            }
+        }
+    }
+
+    /// Another host has the database. The one that sessions were passed to goes on with them, or shuts them down.
+    fn sessions_are_gone(&self) {
+        let reign = self.database.pool().and_then(|host| host.member().reign().ok());
+        let is_its = reign.is_some_and(|reign| self.passed_to.lock().take().is_some_and(|host| reign.is_of(host)));
+        self.passing.tell(if is_its { Outcome::Gone } else { Outcome::Lost });
+    }
+
+    fn queue_to(&self, host: Host) -> Option<SyncSender<Message>> {
+        let own = self.own.lock();
+        own.standbys.iter().find(|(_, standby, _)| *standby == host).map(|(.., queue)| queue.clone())
+    }
+}
+
+impl PassesSessions for Handover {
+    fn pass(&self, to: Host, pass: u64, caller: Option<u32>) -> Result<()> {
+        let end = Instant::now() + CONNECT_WITHIN;
+        while self.queue_to(to).is_none() && Instant::now() < end {
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+        let Some(queue) = self.queue_to(to) else {
+            tracing::info!("{to} has no sockets of this host's clients: they end");
+            return Ok(());
+        };
+        let start = Instant::now();
+        let drain = self.database.config().pool.as_ref().map_or(Duration::ZERO, |pool| pool.switchover_drain);
+        *self.passed_to.lock() = Some(to);
+        let sessions = self.passing.stop(drain, caller);
+        crash_point("switchover.stopped");
+        let (stopped, count) = (start.elapsed(), sessions.len());
+        let end = Instant::now() + PASS_WITHIN;
+        for (number, bytes) in sessions {
+            let mut pieces = bytes.chunks(PIECE_BYTES).peekable();
+            while let Some(piece) = pieces.next() {
+                let is_last = pieces.peek().is_none();
+                put(&queue, Message::Piece { pass, number, is_last, bytes: piece.into() }, end)?;
+            }
+            crash_point("switchover.session");
+        }
+        let (answer, answered) = sync_channel(1);
+        put(&queue, Message::Ask { pass, answer }, end)?;
+        let held = answered.recv_timeout(end.saturating_duration_since(Instant::now())).map_err(|_| not_taken(to))?;
+        tracing::info!(
+            sessions = count,
+            held,
+            stopped_us = stopped.as_micros() as u64,
+            us = start.elapsed().as_micros() as u64,
+            "{to} has the sessions of this host's clients"
+        );
+        Ok(())
+    }
+
+    fn take_back(&self) {
+        *self.passed_to.lock() = None;
+        self.passing.tell(Outcome::Stays);
+    }
+}
+
+fn not_taken(to: Host) -> Error {
+    let message = format!("{to} has not taken the sessions of this host's clients");
+    Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+}
+
+/// Waits for room in a standby's queue, so long.
+fn put(queue: &SyncSender<Message>, mut message: Message, end: Instant) -> Result<()> {
+    let failed = |what: &str| {
+        let message = format!("sessions were not passed on: {what}");
+        Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+    };
+    loop {
+        message = match queue.try_send(message) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(message)) if Instant::now() < end => message,
+            Err(TrySendError::Full(_)) => return Err(failed("the standby does not take them")),
+            Err(TrySendError::Disconnected(_)) => return Err(failed("the standby's connection has ended")),
+        };
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+impl Inherited {
+    /// Some of a session. What does not fit to what came before is of another pass, and begins anew.
+    fn take_piece(&mut self, bytes: &[u8]) {
+        let Some((pass, rest)) = bytes.split_first_chunk::<8>() else { return };
+        let Some((number, rest)) = rest.split_first_chunk::<8>() else { return };
+        let Some((is_last, piece)) = rest.split_first() else { return };
+        let (pass, number) = (u64::from_le_bytes(*pass), u64::from_le_bytes(*number));
+        let new = || Piecewise { pass, bytes: Vec::new(), is_whole: false };
+        let session = self.sessions.entry(number).or_insert_with(new);
+        if session.pass != pass || session.is_whole {
+            *session = new();
+        }
+        session.bytes.extend_from_slice(piece);
+        session.is_whole = *is_last == 1;
     }
 }
 
 /// Until the standby is gone, does not keep up, or nothing is told any more.
-fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, own: &Mutex<Own>) {
+fn serve_standby(
+    connection: &ControlConnection,
+    messages: &Receiver<Message>,
+    own: &Mutex<Own>,
+    taken: &UnboundedSender<Taken>,
+) {
     tracing::info!("{} has the sockets of this host's clients", connection.peer());
     let mut looked = Instant::now();
     loop {
@@ -602,6 +835,12 @@ fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, o
             Ok(message) => {
                 if message.send(connection).is_err() {
                     return;
+                }
+                if let Message::Ask { pass, answer } = message {
+                    match wait_for_answer(connection, pass, own, taken) {
+                        Ok(held) => _ = answer.try_send(held),
+                        Err(_) => return,
+                    }
                 }
                 if looked.elapsed() < LOOK_INTERVAL {
                     continue;
@@ -614,7 +853,7 @@ fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, o
         match connection.receive(Duration::ZERO) {
             Ok(Arrival::Nothing) => {}
             Ok(Arrival::Message { bytes, .. }) => {
-                if give_back(connection, &bytes, own).is_err() {
+                if answer(connection, &bytes, own, taken).is_err() {
                     return;
                 }
             }
@@ -623,9 +862,53 @@ fn serve_standby(connection: &ControlConnection, messages: &Receiver<Message>, o
     }
 }
 
-/// Gives an address that was inherited back to the host that it belongs to, if that asks for it.
-fn give_back(connection: &ControlConnection, message: &[u8], own: &Mutex<Own>) -> Result<()> {
-    let Some((&WANTED, address)) = message.split_first() else { return Ok(()) };
+/// How many sessions the standby has of a pass. What else it says meanwhile is done.
+fn wait_for_answer(
+    connection: &ControlConnection,
+    pass: u64,
+    own: &Mutex<Own>,
+    taken: &UnboundedSender<Taken>,
+) -> Result<u64> {
+    let end = Instant::now() + PASS_WITHIN;
+    while Instant::now() < end {
+        match connection.receive(LOOK_INTERVAL)? {
+            Arrival::Message { bytes, .. } => match bytes.split_first() {
+                Some((&HAS, rest)) => {
+                    if let Some((answered, held)) = rest.split_first_chunk::<8>()
+                        && let Ok(held) = held.try_into()
+                        && u64::from_le_bytes(*answered) == pass
+                    {
+                        return Ok(u64::from_le_bytes(held));
+                    }
+                }
+                _ => answer(connection, &bytes, own, taken)?,
+            },
+            Arrival::Nothing => {}
+            Arrival::End => break,
+        }
+    }
+    Err(not_taken(connection.peer()))
+}
+
+/// Does what a standby asks for. An address that was inherited goes back to the host that it belongs to.
+fn answer(
+    connection: &ControlConnection,
+    message: &[u8],
+    own: &Mutex<Own>,
+    taken: &UnboundedSender<Taken>,
+) -> Result<()> {
+    let address = match message {
+        [WANTED, address @ ..] => address,
+        [CANCEL, rest @ ..] => {
+            if let Some((process_id, secret)) = rest.split_first_chunk::<4>() {
+                let (process_id, secret) = (i32::from_le_bytes(*process_id), secret.to_vec());
+                let _ = taken.send(Taken::Cancel { process_id, secret });
+            }
+            return Ok(());
+        }
+        // Of a later release.
+        _ => return Ok(()),
+    };
     let address = String::from_utf8_lossy(address).into_owned();
     let mut own = own.lock();
     if own.is_inherited(&address) {
@@ -637,8 +920,11 @@ fn give_back(connection: &ControlConnection, message: &[u8], own: &Mutex<Own>) -
     Ok(())
 }
 
+/// But for those that this host may go on with.
 fn end_clients(inherited: &mut Inherited) {
-    inherited.clients.drain().for_each(|(_, socket)| shut_down(&socket));
+    let Inherited { clients, sessions, .. } = inherited;
+    let may_go_on = |number: &u64| sessions.get(number).is_some_and(|session| session.is_whole);
+    clients.extract_if(|number, _| !may_go_on(number)).for_each(|(_, socket)| shut_down(&socket));
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

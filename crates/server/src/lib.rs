@@ -22,6 +22,7 @@ mod listener;
 mod local;
 mod metrics;
 mod parameters;
+mod passing;
 mod portal;
 mod protocol;
 mod service;
@@ -39,3 +40,7 @@ pub use service::{Service, ServiceOptions};
 pub const DATABASE_NAME: &str = "tidepool";
 /// The superuser that a database begins with.
 pub const ROLE_NAME: &str = "tidepool";
+
+/// Where [`tidepool_base::crash_point`] can end the process in this crate, in a switch-over: the old primary, and the new one.
+pub const SWITCHOVER_CRASH_POINTS: [&[&str]; 2] =
+    [&["switchover.stopped", "switchover.session"], &["switchover.held", "switchover.going_on"]];

@@ -2,9 +2,10 @@
 
 use crate::auth::Peer;
 use crate::doorway::{Doorway, listen, local_address};
-use crate::handover::{Handover, InheritedListener, ListenerKind, SharedClient};
+use crate::handover::{Handover, InheritedListener, InheritedSession, ListenerKind, SharedClient, Taken};
 use crate::local::LocalListener;
 use crate::metrics;
+use crate::passing::Stage;
 use crate::service::{Phase, Service};
 use crate::strangers::{Stranded, Strangers};
 use crate::threads::{Place, Threads};
@@ -19,6 +20,7 @@ use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::HostRole;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc::{Sender, UnboundedReceiver};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Sockets beyond the clients allowed: those that are still saying who they are, and cancel requests.
@@ -42,7 +44,7 @@ pub struct Server {
     /// Where it is to listen first of all. A standby may find another host there, which it takes over from one day.
     address: SocketAddr,
     /// What other hosts of the database share with it.
-    handover: Option<(Arc<Handover>, UnboundedReceiver<InheritedListener>)>,
+    handover: Option<(Arc<Handover>, UnboundedReceiver<Taken>)>,
     local: Option<LocalListener>,
     metrics: Option<TcpListener>,
     threads: Threads,
@@ -177,14 +179,14 @@ impl Server {
                 handover.share_listener(ListenerKind::Tcp, address.to_string(), &listener);
             }
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
-            background.spawn(accept_all(next, accepted.clone()));
+            background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
         }
         if let Some(local) = local {
             if let Some(handover) = &handover {
                 handover.share_listener(ListenerKind::Local, local.path().display().to_string(), &local.listener);
             }
             let next = async move || local.listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
-            background.spawn(accept_all(next, accepted.clone()));
+            background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
         }
         loop {
             let inherited_next = async {
@@ -194,10 +196,19 @@ impl Server {
                 }
             };
             tokio::select! {
-                Some(listener) = inherited_next => {
+                Some(taken) = inherited_next => {
                     let (service, accepted) = (service.clone(), accepted.clone());
-                    if let Some(handover) = handover.clone() {
-                        background.spawn(accept_inherited(service, handover, listener, accepted));
+                    let Some(handover) = handover.clone() else { continue };
+                    match taken {
+                        Taken::Listener(listener) => {
+                            background.spawn(accept_inherited(service, handover, listener, accepted));
+                        }
+                        Taken::Cancel { process_id, secret } => _ = service.cancel(process_id, &secret),
+                        Taken::Session(session) => {
+                            let Some(place) = threads.place(None) else { continue };
+                            let handle = place.handle.clone();
+                            connections.spawn_on(go_on(service, handover, session, place), &handle);
+                        }
                     }
                 }
                 Some(stream) = incoming.recv() => {
@@ -302,10 +313,36 @@ impl Accepted {
     }
 }
 
-/// Passes on all connections that come, until nobody takes them any more.
-async fn accept_all(next: impl AsyncFn() -> std::io::Result<Accepted>, accepted: Sender<Accepted>) {
+/// What connections that may go over are asked. `None`: none may.
+fn stages(handover: &Option<Arc<Handover>>) -> Option<watch::Receiver<Stage>> {
+    handover.as_ref().map(|handover| handover.passing.stages())
+}
+
+/// Returns once connections are stopped, or are not any more.
+async fn stopping(stages: &mut Option<watch::Receiver<Stage>>, wanted: bool) {
+    let Some(stages) = stages else { return std::future::pending().await };
+    if stages.wait_for(|stage| (*stage == Stage::Stopping) == wanted).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Passes on all connections that come, until nobody takes them any more. While connections are stopped which go over to another host, those
+/// that come wait for that host.
+async fn accept_all(
+    next: impl AsyncFn() -> std::io::Result<Accepted>,
+    accepted: Sender<Accepted>,
+    mut stages: Option<watch::Receiver<Stage>>,
+) {
     loop {
-        match next().await {
+        let next = tokio::select! {
+            biased;
+            () = stopping(&mut stages, true) => {
+                stopping(&mut stages, false).await;
+                continue;
+            }
+            next = next() => next,
+        };
+        match next {
             Ok(connection) => {
                 if accepted.send(connection).await.is_err() {
                     return;
@@ -328,11 +365,29 @@ async fn serve<S, I: Io + 'static>(
     peer: Peer,
     _place: Place,
     stranded: Stranded,
-    _shared: Option<SharedClient>,
+    shared: Option<SharedClient>,
 ) {
     match stream.and_then(enter) {
-        Ok(stream) => startup::serve(service, Box::new(stream), peer, Some(stranded)).await,
+        Ok(stream) => startup::serve(service, Box::new(stream), peer, Some(stranded), shared).await,
         Err(error) => tracing::warn!("could not serve a connection: {error}"),
+    }
+}
+
+/// Goes on with a connection of the primary before, on the thread that it has a place on.
+async fn go_on(service: Arc<Service>, handover: Arc<Handover>, session: InheritedSession, _place: Place) {
+    let InheritedSession { socket, bytes } = session;
+    // Ends it where it cannot go on.
+    let shared = handover.share_client(&socket);
+    drop(handover);
+    let local = std::os::unix::net::UnixStream::from(socket);
+    let is_local = local.local_addr().is_ok();
+    let stream: std::io::Result<Box<dyn Io>> = match is_local {
+        true => UnixStream::from_std(local).map(|stream| Box::new(stream) as Box<dyn Io>),
+        false => TcpStream::from_std(OwnedFd::from(local).into()).map(|stream| Box::new(stream) as Box<dyn Io>),
+    };
+    match stream {
+        Ok(stream) => startup::go_on(service, stream, bytes, shared).await,
+        Err(error) => tracing::warn!("could not go on with a connection: {error}"),
     }
 }
 
@@ -348,17 +403,22 @@ async fn outlived(service: Arc<Service>) {
     std::future::pending().await
 }
 
-async fn accept_from(kind: ListenerKind, socket: OwnedFd, accepted: Sender<Accepted>) -> std::io::Result<()> {
+async fn accept_from(
+    kind: ListenerKind,
+    socket: OwnedFd,
+    accepted: Sender<Accepted>,
+    stages: Option<watch::Receiver<Stage>>,
+) -> std::io::Result<()> {
     match kind {
         ListenerKind::Tcp => {
             let listener = TcpListener::from_std(socket.into())?;
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
-            accept_all(next, accepted).await;
+            accept_all(next, accepted, stages).await;
         }
         ListenerKind::Local => {
             let listener = UnixListener::from_std(socket.into())?;
             let next = async move || listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
-            accept_all(next, accepted).await;
+            accept_all(next, accepted, stages).await;
         }
     }
     Ok(())
@@ -376,7 +436,8 @@ async fn accept_inherited(
     tracing::info!("clients that connect to {address} are served by this host from now on");
     let went_back = handover.share_inherited(kind, &address, &socket);
     let both = socket.try_clone();
-    let accepting = accept_from(kind, socket, accepted.clone());
+    let stages = Some(handover.passing.stages());
+    let accepting = accept_from(kind, socket, accepted.clone(), stages.clone());
     tokio::select! {
         ended = accepting => {
             if let Err(error) = ended {
@@ -399,7 +460,7 @@ async fn accept_inherited(
         Ok(listener) => {
             handover.share_listener(kind, address.to_string(), &listener);
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
-            accept_all(next, accepted).await;
+            accept_all(next, accepted, stages).await;
         }
         Err(error) => tracing::error!("{error}"),
     }

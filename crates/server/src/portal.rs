@@ -11,6 +11,8 @@ use tidepool_planner::{BatchStream, Datum, PreparedStatement, ResultColumn};
 pub(crate) struct Prepared {
     pub(crate) name: String,
     pub(crate) of: Arc<PreparedStatement>,
+    /// Types of parameters, as the client gave them.
+    pub(crate) oids: Vec<u32>,
     /// `None` for a small one without a name.
     pub(crate) _held: Option<Reservation>,
 }

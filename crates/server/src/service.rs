@@ -62,12 +62,6 @@ pub(crate) enum Phase {
     Stopping,
 }
 
-/// A connection as a cancel request finds it.
-struct Cancellable {
-    secret: Bytes,
-    handle: CancelHandle,
-}
-
 /// A planner with what its connections share.
 pub struct Service {
     pub(crate) planner: Arc<Planner>,
@@ -76,7 +70,8 @@ pub struct Service {
     pub(crate) tls: Option<Tls>,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) failures: Failures,
-    cancellable: Mutex<HashMap<i32, Cancellable>>,
+    /// By the numbers and secrets that clients know.
+    cancellable: Mutex<HashMap<(i32, Bytes), CancelHandle>>,
 }
 
 impl Service {
@@ -106,30 +101,31 @@ impl Service {
     /// A connection from within the process: the client's end of a pipe that speaks the protocol. No password is asked.
     pub fn connect(self: &Arc<Self>) -> tokio::io::DuplexStream {
         let (client, server) = tokio::io::duplex(256 * 1024);
-        tokio::spawn(startup::serve(self.clone(), Box::new(server), Peer::Process, None));
+        tokio::spawn(startup::serve(self.clone(), Box::new(server), Peer::Process, None, None));
         client
     }
 
     /// Enters a connection under its session's number, with a secret of `secret_bytes` bytes, until the guard drops.
     pub(crate) fn register(self: &Arc<Self>, session: &Session, secret_bytes: usize) -> Registration {
         let secret: Vec<u8> = (0..secret_bytes).map(|_| rand::random()).collect();
-        let secret = Bytes::from(secret);
-        let process_id = session.id() as i32;
-        let entry = Cancellable { secret: secret.clone(), handle: session.cancel_handle() };
-        self.cancellable.lock().insert(process_id, entry);
+        self.register_as(session, session.id() as i32, Bytes::from(secret))
+    }
+
+    /// As `register`, of a client that knows its number and secret from another host.
+    pub(crate) fn register_as(self: &Arc<Self>, session: &Session, process_id: i32, secret: Bytes) -> Registration {
+        self.cancellable.lock().insert((process_id, secret.clone()), session.cancel_handle());
         Registration { service: self.clone(), process_id, secret }
     }
 
-    /// A cancel request: silently nothing unless number and secret fit.
-    pub(crate) fn cancel(&self, process_id: i32, secret: &[u8]) {
-        let handle = {
-            let cancellable = self.cancellable.lock();
-            cancellable.get(&process_id).filter(|entry| entry.secret == secret).map(|entry| entry.handle.clone())
-        };
-        match handle {
+    /// A cancel request: silently nothing unless number and secret fit. Whether they do.
+    pub(crate) fn cancel(&self, process_id: i32, secret: &[u8]) -> bool {
+        let key = (process_id, Bytes::copy_from_slice(secret));
+        let handle = self.cancellable.lock().get(&key).cloned();
+        match &handle {
             Some(handle) => handle.cancel(),
             None => tracing::info!(process_id, "cancel request for no such connection"),
         }
+        handle.is_some()
     }
 
     /// Another host has taken the database over. What ends the process comes by itself.
@@ -138,7 +134,7 @@ impl Service {
     }
 
     pub(crate) fn cancel_all(&self) {
-        let handles: Vec<CancelHandle> = self.cancellable.lock().values().map(|entry| entry.handle.clone()).collect();
+        let handles: Vec<CancelHandle> = self.cancellable.lock().values().cloned().collect();
         handles.iter().for_each(CancelHandle::cancel);
     }
 
@@ -156,6 +152,6 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.service.cancellable.lock().remove(&self.process_id);
+        self.service.cancellable.lock().remove(&(self.process_id, self.secret.clone()));
     }
 }

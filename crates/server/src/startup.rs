@@ -3,17 +3,19 @@
 use crate::DATABASE_NAME;
 use crate::auth::{self, Peer};
 use crate::connection::Connection;
+use crate::handover::SharedClient;
 use crate::protocol::backend;
 use crate::protocol::frontend::Opening;
 use crate::service::{Phase, Service};
 use crate::strangers::Stranded;
 use crate::wire::{Io, Wire};
+use bytes::Bytes;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, SqlState};
-use tidepool_planner::Session;
+use tidepool_planner::{PortableSession, Session};
 
 /// The newest minor version of protocol 3 that is spoken.
 const MINOR_VERSION: u16 = 2;
@@ -45,6 +47,8 @@ pub(crate) enum Failure {
     Gone,
     /// Told to the client before the end.
     Fatal(Error),
+    /// Another process goes on with it.
+    GoneOver,
 }
 
 impl From<Error> for Failure {
@@ -59,12 +63,18 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Serves one connection to its end. Nothing that happens in it reaches beyond it.
-pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Option<Stranded>) {
+/// Serves one connection to its end. Nothing that happens in it reaches beyond it. Its socket is shared with other hosts, if it is.
+pub(crate) async fn serve(
+    service: Arc<Service>,
+    io: Box<dyn Io>,
+    peer: Peer,
+    stranded: Option<Stranded>,
+    shared: Option<SharedClient>,
+) {
     let timeout = service.options.authentication_timeout;
-    let opening = tokio::time::timeout(timeout, open(&service, io, peer, stranded));
+    let opening = tokio::time::timeout(timeout, open(&service, io, peer, stranded, shared));
     let opened = AssertUnwindSafe(opening).catch_unwind().await;
-    let mut connection = match opened {
+    let connection = match opened {
         Ok(Ok(Some(connection))) => connection,
         Ok(Ok(None)) => return,
         Ok(Err(_)) => {
@@ -76,6 +86,10 @@ pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer, st
             return;
         }
     };
+    run(&service, connection).await;
+}
+
+async fn run(service: &Service, mut connection: Connection) {
     service.metrics.connection_opened();
     let failure = match AssertUnwindSafe(connection.run()).catch_unwind().await {
         Ok(failure) => failure,
@@ -89,11 +103,36 @@ pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer, st
             )
         }
     };
-    if let Failure::Fatal(error) = failure {
-        connection.say_fatal(&error);
+    match failure {
+        // Nothing is said, and the socket is another's.
+        Failure::GoneOver => {}
+        Failure::Fatal(error) => {
+            connection.say_fatal(&error);
+            connection.close().await;
+        }
+        Failure::Gone => connection.close().await,
     }
-    connection.close().await;
     service.metrics.connection_closed();
+}
+
+/// Goes on with a connection of another host, by what that wrote down of it.
+pub(crate) async fn go_on(service: Arc<Service>, io: Box<dyn Io>, bytes: Vec<u8>, shared: Option<SharedClient>) {
+    let going_on = async {
+        let portable = PortableSession::from_bytes(&bytes)?;
+        let account = service.planner.database().client_memory().account();
+        let session = service.planner.go_on(&portable, account.clone())?;
+        let secret = Bytes::copy_from_slice(&portable.secret);
+        let registration = service.register_as(&session, portable.process_id, secret);
+        Connection::of_portable(service.clone(), Wire::new(io), session, registration, account, portable)
+    };
+    match AssertUnwindSafe(going_on).catch_unwind().await {
+        Ok(Ok(mut connection)) => {
+            connection.share(shared, true);
+            run(&service, connection).await;
+        }
+        Ok(Err(error)) => tracing::warn!("a connection of the primary before cannot go on here: {error}"),
+        Err(panic) => tracing::error!("panic while a connection went over: {}", panic_text(&*panic)),
+    }
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -105,7 +144,13 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// `None`: the connection is done with already.
-async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Option<Stranded>) -> Option<Connection> {
+async fn open(
+    service: &Arc<Service>,
+    io: Box<dyn Io>,
+    peer: Peer,
+    stranded: Option<Stranded>,
+    shared: Option<SharedClient>,
+) -> Option<Connection> {
     let mut wire = Wire::new(io);
     let mut encrypted = false;
     let patience = tokio::time::Instant::now() + service.options.opening_timeout;
@@ -124,7 +169,11 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Opt
                 return None;
             }
             Ok(Some(Opening::Cancel { process_id, secret })) => {
-                service.cancel(process_id, &secret);
+                if !service.cancel(process_id, &secret)
+                    && let Some(shared) = &shared
+                {
+                    shared.pass_cancel(process_id, &secret);
+                }
                 return None;
             }
             Ok(Some(Opening::GssEncryption)) => {
@@ -182,14 +231,18 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Opt
                 return None;
             }
             match Connection::new(service.clone(), wire, session, registration) {
-                Ok(connection) => Some(connection),
+                Ok(mut connection) => {
+                    // What TLS knows of a connection is the process's.
+                    connection.share(shared, !encrypted);
+                    Some(connection)
+                }
                 Err((mut wire, error)) => {
                     refuse(&mut wire, &error).await;
                     None
                 }
             }
         }
-        Err(Failure::Gone) => None,
+        Err(Failure::Gone | Failure::GoneOver) => None,
         Err(Failure::Fatal(error)) => {
             tracing::info!("refused a connection: {error}");
             refuse(&mut wire, &error).await;

@@ -65,6 +65,11 @@ impl Wire {
         self.charges = Some(Charges { input, output });
     }
 
+    /// Between two messages, or within one that is in `input` as far as it has come; and all is sent.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.output.is_empty() && self.refused.is_none()
+    }
+
     /// The stream again, once nothing of it is buffered.
     pub(crate) fn into_io(self) -> Box<dyn Io> {
         self.reader.unsplit(self.writer)

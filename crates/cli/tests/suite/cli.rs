@@ -97,6 +97,10 @@ impl Serving {
         assert_eq!(unsafe { libc::kill(self.child.0.id() as i32, signal) }, 0);
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.0.try_wait().unwrap().is_some()
+    }
+
     pub fn wait(mut self) -> (bool, String) {
         let start = Instant::now();
         loop {

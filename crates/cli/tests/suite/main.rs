@@ -36,6 +36,7 @@ mod references;
 mod robustness;
 mod serializable;
 mod server;
+mod sessions;
 mod shared_plans;
 mod slt;
 mod standby;

@@ -67,7 +67,7 @@ use crate::roles::synchronous::Synchronous;
 use crate::roles::tier2::SecondTier;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
@@ -78,7 +78,7 @@ use tidepool_txn::Appended;
 pub use copying::CopyState;
 pub use positions::PositionWait;
 pub use readers::HostHolds;
-pub use shown::{ReplayPause, Standby, Switchover, Upstream};
+pub use shown::{PassesSessions, ReplayPause, Standby, Switchover, Upstream};
 pub use standby_names::StandbyNames;
 pub use synchronous::{StandbyWait, SyncState};
 pub use tier2::SecondTierState;
@@ -216,6 +216,8 @@ pub(crate) struct Roles {
     watches: Mutex<Vec<RoleWatch>>,
     /// This host has told another one to take over from it.
     hands_over: AtomicBool,
+    /// What passes its clients on then.
+    passing: Mutex<Option<Weak<dyn PassesSessions>>>,
     /// Whom a command is making sure of that it is dead, and since when.
     fencing: Arc<Mutex<Option<(Host, Instant)>>>,
     fence_command: Option<String>,
@@ -262,6 +264,7 @@ impl Roles {
             changed: Condvar::new(),
             watches: Mutex::default(),
             hands_over: AtomicBool::new(false),
+            passing: Mutex::default(),
             fencing: Arc::default(),
             fence_command: settings.fence_command.clone(),
             needed: AtomicU64::new(0),

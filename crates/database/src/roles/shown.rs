@@ -3,19 +3,31 @@
 use super::readers::is_reader;
 use super::{CopyState, HostRole, Roles, SyncState, not_in_recovery};
 use crate::{Database, Lsn};
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
-use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_base::{CommitTs, Error, Result, SqlState, crash_point};
 use tidepool_log::LogPosition;
 use tidepool_pool::layout::HostNumber;
+use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::pool::HostView;
-use tidepool_pool::words::{HostState, Number};
+use tidepool_pool::words::{Host, HostState, Number, Reign};
 
 /// How long a host that is asked to take over has for it.
 const SWITCHOVER_WAIT: Duration = Duration::from_secs(10);
 
 /// Between two looks whether it has.
 const SWITCHOVER_LOOKS: Duration = Duration::from_millis(1);
+
+/// What passes a host's clients to the host that takes over from it.
+pub trait PassesSessions: Send + Sync {
+    /// Stops sessions where they can be stopped, but for the caller's, and passes them to a host under a number. Returns when that one
+    /// has them.
+    fn pass(&self, to: Host, pass: u64, caller: Option<u32>) -> Result<()>;
+
+    /// That host goes on with none of them, whatever becomes of it: they go on here.
+    fn take_back(&self);
+}
 
 /// Whether a standby applies what it reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +109,7 @@ impl Roles {
     pub(super) fn is_told_to_take_over(&self, term: u32) -> Result<bool> {
         let (pool, host) = (self.host.pool(), self.host.member().host());
         let kick = pool.told(pool.books().load(pool.layout().host_number(host.slot, HostNumber::Kick)))?;
-        Ok(kick.0 == u64::from(term) && term > 0)
+        Ok(Request::of(kick).term == term && term > 0)
     }
 
     fn number_of(&self, view: &HostView, which: HostNumber) -> u64 {
@@ -230,9 +242,17 @@ impl Database {
         Ok(())
     }
 
+    /// Who passes this host's clients to the one that takes over, if that is planned. Held as long as its owner holds it.
+    pub fn set_passing(&self, passing: Weak<dyn PassesSessions>) {
+        if let Some(roles) = &self.roles {
+            *roles.passing.lock() = Some(passing);
+        }
+    }
+
     /// Has the standby of a name take over from this host, which is primary, if what it has not applied is at most `lag_max` bytes.
-    /// With `is_trial` it is looked at only. What this host has acknowledged is not lost: it is fenced as by any other take-over.
-    pub fn switch_over(&self, to: &str, lag_max: u64, is_trial: bool) -> Result<Switchover> {
+    /// With `is_trial` it is looked at only. What this host has acknowledged is not lost: it is fenced as by any other take-over. `caller`: the
+    /// session that asks, if one does, which stays here.
+    pub fn switch_over(&self, to: &str, lag_max: u64, is_trial: bool, caller: Option<u32>) -> Result<Switchover> {
         let not_here = |message: String| Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message);
         let roles = self.roles.as_ref().filter(|roles| roles.role() == HostRole::Primary);
         let (Some(roles), Some(reign)) = (roles, roles.and_then(|roles| roles.reign.get())) else {
@@ -271,20 +291,105 @@ impl Database {
         if is_trial {
             return Ok(switched);
         }
-        roles.hands_over.store(true, Ordering::Release);
+        if roles.hands_over.swap(true, Ordering::AcqRel) {
+            return Err(Error::new(SqlState::OBJECT_IN_USE, "a switch-over is under way already"));
+        }
+        let done = self.hand_over(roles, *reign, view.host, caller);
+        if let Ok(true) = done {
+            switched.is_done = true;
+            return Ok(switched);
+        }
+        roles.hands_over.store(false, Ordering::Release);
+        done?;
+        Err(not_here(format!("host \"{to}\" has not taken over within {} s", SWITCHOVER_WAIT.as_secs())))
+    }
+
+    /// Passes sessions to a host, and has it take over: whether it has. Otherwise all is as before, unless this host is fenced.
+    fn hand_over(&self, roles: &Roles, reign: Reign, to: Host, caller: Option<u32>) -> Result<bool> {
+        let passing = roles.passing.lock().as_ref().and_then(Weak::upgrade);
+        // Of no pass before, whatever became of that.
+        let pass = u64::from(rand::random::<u32>() >> 8).max(1);
+        let passed = match &passing {
+            Some(passing) => {
+                roles.ask_of(to, Request { pass, term: 0 })?;
+                passing.pass(to, pass, caller)
+            }
+            None => Ok(()),
+        };
+        // Also what was committed without waiting for the log.
+        let passed = passed.and_then(|()| self.mark());
+        let taken = passed.and_then(|_| {
+            crash_point("switchover.passed");
+            roles.ask_of(to, Request { pass, term: reign.term.0 })?;
+            roles.is_taken_over(reign, to)
+        });
+        if let Ok(true) = taken {
+            return Ok(true);
+        }
+        // In this order: a host that takes over looks at the request after it has taken the term.
+        roles.ask_of(to, Request { pass: 0, term: 0 })?;
         let pool = roles.host.pool();
-        let kick = pool.layout().host_number(view.host.slot, HostNumber::Kick);
-        pool.told(pool.books().store(kick, Number(reign.term.0.into())))?;
+        pool.told(pool.books().fence())?;
+        let now = roles.host.member().reign()?;
+        if now.term != reign.term {
+            let fenced = roles.check();
+            return if now.is_of(to) { Ok(true) } else { fenced.and(taken) };
+        }
+        if let Some(passing) = &passing {
+            passing.take_back();
+        }
+        taken
+    }
+
+    /// The pass of sessions to this host that is in force, if one is. To be asked after this host took the term: sessions of that pass
+    /// are its own then, and the primary before goes on with none of them.
+    pub fn passed(&self) -> Option<u64> {
+        let host = &self.roles.as_ref()?.host;
+        let (pool, slot) = (host.pool(), host.member().host().slot);
+        pool.told(pool.books().fence()).ok()?;
+        let kick = pool.told(pool.books().load(pool.layout().host_number(slot, HostNumber::Kick))).ok()?;
+        Some(Request::of(kick).pass).filter(|pass| *pass > 0)
+    }
+}
+
+/// What a primary asks of a host that is to take over from it. One word of that host's page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Request {
+    /// Sessions that were passed under this number are the host's, once it has taken the term. 0: none are.
+    pass: u64,
+    /// The term that it is to end. 0: none.
+    term: u32,
+}
+
+impl Request {
+    fn of(number: Number) -> Request {
+        Request { pass: number.0 >> 32, term: number.0 as u32 }
+    }
+}
+
+impl Roles {
+    fn ask_of(&self, host: Host, request: Request) -> Result<()> {
+        let pool = self.host.pool();
+        let kick = pool.layout().host_number(host.slot, HostNumber::Kick);
+        pool.told(pool.books().store(kick, Number(request.pass << 32 | u64::from(request.term))))
+    }
+
+    /// Waits until a host that was asked to has taken over.
+    fn is_taken_over(&self, reign: Reign, by: Host) -> Result<bool> {
         let end = Instant::now() + SWITCHOVER_WAIT;
         while Instant::now() < end {
-            let now = roles.host.member().reign()?;
-            if now.term != reign.term && now.is_of(view.host) {
-                switched.is_done = true;
-                return Ok(switched);
+            let now = self.host.member().reign()?;
+            if now.term != reign.term {
+                // At once, so that nothing waits for the next look.
+                let fenced = self.check();
+                return if now.is_of(by) { Ok(true) } else { fenced.map(|()| false) };
+            }
+            if !is_lock_held(self.host.pool(), by)? {
+                let message = format!("{by} has ended before it took over");
+                return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message));
             }
             std::thread::sleep(SWITCHOVER_LOOKS);
         }
-        roles.hands_over.store(false, Ordering::Release);
-        Err(not_here(format!("host \"{to}\" has not taken over within {} s", SWITCHOVER_WAIT.as_secs())))
+        Ok(false)
     }
 }

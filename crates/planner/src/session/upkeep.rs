@@ -77,7 +77,9 @@ impl Session {
         let lag_max = arguments.lag_max.parse::<ByteSize>()?.0;
         let (host, is_trial) = (arguments.host.clone(), arguments.is_trial);
         let database = self.planner.database().clone();
-        let switching = self.planner.workers().spawn_blocking(move || database.switch_over(&host, lag_max, is_trial));
+        let caller = Some(self.id());
+        let switching =
+            self.planner.workers().spawn_blocking(move || database.switch_over(&host, lag_max, is_trial, caller));
         let switched = joined(switching.await)?;
         let arrays: Vec<ArrayRef> = vec![
             Arc::new(StringViewArray::from_iter_values([&switched.host])),

@@ -1,0 +1,307 @@
+//! Clients whose connections go over to the next primary at a planned change of primary.
+
+use crate::cli::{Serving, text, tidepool};
+use crate::failover::{Cluster, connect, connect_soon, one, pool, until};
+use crate::raw::{self, Raw};
+use crate::server::{PATIENCE, code};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio_postgres::{Client, Error, NoTls, Statement};
+
+const STREAMING: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+
+/// Hosts that come back as standbys. No host takes another for silent on a busy machine: each change is the test's.
+fn rejoining(cluster: &Cluster, more: &str) -> String {
+    let config = cluster.folder.path().join("tidepool.toml");
+    let text = format!("[pool]\non_fenced = \"rejoin\"\nhost_timeout = \"60s\"\n{more}");
+    std::fs::write(&config, text).unwrap();
+    config.to_str().unwrap().to_owned()
+}
+
+fn start(cluster: &Cluster, name: &str, role: &str, config: &str, crash_point: Option<&str>) -> Serving {
+    let mut command = tidepool();
+    command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(cluster.folder.path())]);
+    command.args(["--name", name, "--role", role, "--config", config]);
+    // A host that begins anew listens where it did.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    command.args(["--listen", &free.to_string()]);
+    command.envs(crash_point.map(|point| ("TIDEPOOL_CRASH_POINT", point)));
+    Serving::start(command).unwrap_or_else(|log| panic!("{name} does not start: {log}"))
+}
+
+fn address(url: &str) -> SocketAddr {
+    url.split('@').nth(1).unwrap().split('/').next().unwrap().parse().unwrap()
+}
+
+async fn switch_over(url: &str, to: &str) {
+    let (url, to) = (url.to_owned(), to.to_owned());
+    let switching = move || {
+        let done = tidepool().args(["switchover", &url, "--to", &to]).output().unwrap();
+        let is_done = done.status.success() && text(&done.stdout) == format!("{to} is primary\n");
+        assert!(is_done, "{}{}", text(&done.stdout), text(&done.stderr));
+    };
+    tokio::task::spawn_blocking(switching).await.unwrap();
+}
+
+/// A client with all that a session can have between two statements.
+struct Rich {
+    client: Client,
+    insert: Statement,
+    select: Statement,
+    process_id: String,
+    number: i32,
+}
+
+impl Rich {
+    async fn new(url: &str, number: i32) -> Rich {
+        let client = connect(&format!("{url}?application_name=rich{number}&options=-c%20lock_timeout%3D7s")).await;
+        let setup = format!(
+            "SET search_path = s{number}, public; SET TIME ZONE 'Europe/Zurich'; SET app.number = '{number}';
+             SET work_mem = '9MB'; SET statement_timeout = '10min'; SET default_transaction_isolation = 'repeatable read';
+             PREPARE twice(int) AS SELECT $1 * 2"
+        );
+        client.batch_execute(&setup).await.unwrap();
+        client
+            .batch_execute(&format!("SELECT pg_advisory_lock({number}), pg_advisory_lock({number}, 7)"))
+            .await
+            .unwrap();
+        client.batch_execute("SELECT nextval('counted'), nextval('ahead'), nextval('counted')").await.unwrap();
+        let insert = client.prepare("INSERT INTO t VALUES ($1, $2)").await.unwrap();
+        let select = client.prepare("SELECT count(*) FROM t WHERE name = $1").await.unwrap();
+        let process_id = one(&client, "SELECT pg_backend_pid()").await;
+        Rich { client, insert, select, process_id, number }
+    }
+
+    async fn state(&self) -> String {
+        let settings = ["search_path", "TimeZone", "app.number", "work_mem", "statement_timeout", "lock_timeout"];
+        let more = ["default_transaction_isolation", "application_name", "session_authorization"];
+        let settings = settings.iter().chain(&more).map(|name| format!("current_setting('{name}')"));
+        let settings = settings.collect::<Vec<_>>().join(" || '|' || ");
+        let known = "currval('counted') || '|' || currval('ahead') || '|' || lastval() || '|' || pg_backend_pid()";
+        one(&self.client, &format!("SELECT {settings} || '|' || {known}")).await
+    }
+
+    /// Uses what it has. `round`: how often it was asked.
+    async fn check(&self, round: i32, state: &str) {
+        assert_eq!(self.state().await, state);
+        assert_eq!(one(&self.client, "EXECUTE twice(21)").await, "42");
+        let name = format!("rich{}", self.number);
+        self.client.execute(&self.insert, &[&(self.number * 1000 + round), &name]).await.unwrap();
+        let count: i64 = self.client.query_one(&self.select, &[&name]).await.unwrap().get(0);
+        assert_eq!(count, i64::from(round) + 1);
+        // Once more than it was locked, the lock is not its.
+        let (number, held) = (self.number, format!("SELECT pg_try_advisory_lock({})", self.number));
+        assert_eq!(one(&self.client, &held).await, "t");
+        for answer in ["t", "t", "f"] {
+            assert_eq!(one(&self.client, &format!("SELECT pg_advisory_unlock({number})")).await, answer);
+        }
+        assert_eq!(one(&self.client, &held).await, "t");
+    }
+
+    /// By the key that it was told when it connected.
+    async fn check_cancel(&self) {
+        let cancel = self.client.cancel_token();
+        let (sleeping, cancelling) = tokio::join!(self.client.simple_query("SELECT pg_sleep(3600)"), async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            cancel.cancel_query(NoTls).await.unwrap();
+        });
+        let () = cancelling;
+        assert_eq!(code(&sleeping.unwrap_err()), "57014");
+    }
+}
+
+/// Adds to its account, until it is stopped or its connection ends: how often, and the longest that one transaction took.
+async fn add(url: String, account: i32, stopped: Arc<AtomicBool>) -> (i64, Duration, Option<Error>) {
+    let mut client = connect(&url).await;
+    let (mut added, mut longest) = (0, Duration::ZERO);
+    let update =
+        client.prepare("UPDATE accounts SET balance = balance + 1 WHERE id = $1 RETURNING balance").await.unwrap();
+    while !stopped.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let adding = async {
+            let transaction = client.transaction().await?;
+            let balance: i64 = transaction.query_one(&update, &[&account]).await?.get(0);
+            transaction.commit().await?;
+            Ok(balance)
+        };
+        match adding.await {
+            Ok(balance) => {
+                added += 1;
+                assert_eq!(balance, added, "an answer is lost, or was given twice");
+            }
+            Err(error) => return (added, longest, Some(error)),
+        }
+        longest = longest.max(start.elapsed());
+    }
+    (added, longest, None)
+}
+
+async fn set_up(url: &str) {
+    let client = connect(url).await;
+    let tables = "CREATE TABLE t (id int PRIMARY KEY, name text);
+                  CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL);
+                  INSERT INTO accounts SELECT id, 0 FROM generate_series(1, 4) AS made(id);
+                  CREATE SEQUENCE counted; CREATE SEQUENCE ahead CACHE 10";
+    client.batch_execute(tables).await.unwrap();
+    until(&client, STREAMING, "1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_notice_nothing_of_a_switch_over() {
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "");
+    let hosts = [start(&cluster, "h1", "primary", &config, None), start(&cluster, "h2", "standby", &config, None)];
+    let mut urls = hosts.each_ref().map(|host| host.url.clone());
+    set_up(&urls[0]).await;
+    let mut rich = Vec::new();
+    for number in 1..=3 {
+        let client = Rich::new(&urls[0], number).await;
+        let state = client.state().await;
+        rich.push((client, state));
+    }
+    // Half of a message has come; and another client has sent what nobody worked on.
+    let (mut half, _) = Raw::start(address(&urls[0])).await;
+    half.ask(&[raw::parse("named", "SELECT 'prepared'"), raw::sync()].concat()).await;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let adding = [1, 2, 3, 4].map(|account| tokio::spawn(add(urls[0].clone(), account, stopped.clone())));
+    let longest = AtomicU64::new(0);
+    for round in 0..20 {
+        let to = if round % 2 == 0 { "h2" } else { "h1" };
+        let whole = [raw::bind("", "named"), raw::execute("", 0), raw::sync()].concat();
+        let (first, second) = whole.split_at(3 + round as usize % 5);
+        half.send(first).await;
+        let start = Instant::now();
+        switch_over(&urls[0], to).await;
+        longest.fetch_max(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        urls.swap(0, 1);
+        half.send(second).await;
+        let answer = half.until(b'Z').await;
+        assert_eq!(raw::kinds(&answer), "2DCZ");
+        for (client, state) in &rich {
+            client.check(round, state).await;
+        }
+        let client = connect_soon(&urls[0]).await;
+        assert_eq!(one(&client, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, to);
+        assert_eq!(one(&client, "SELECT pg_try_advisory_lock(1)").await, "f");
+        rich[round as usize % 3].0.check_cancel().await;
+        until(&client, STREAMING, "1").await;
+    }
+    stopped.store(true, Ordering::Relaxed);
+    let mut all = 0;
+    for adding in adding {
+        let (added, longest, error) = adding.await.unwrap();
+        assert!(error.is_none() && added > 0, "{added} {error:?}");
+        println!("{added} transactions, the longest {longest:?}");
+        all += added;
+    }
+    println!("the longest switch-over took {} ms", longest.load(Ordering::Relaxed));
+    let client = connect_soon(&urls[0]).await;
+    assert_eq!(one(&client, "SELECT sum(balance) FROM accounts").await, all.to_string());
+    assert_eq!(one(&rich[0].0.client, "SELECT pg_backend_pid()").await, rich[0].0.process_id);
+    for host in hosts {
+        host.signal(libc::SIGTERM);
+        let (_, log) = host.wait();
+        assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_go_over_ends_and_the_others_go_on() {
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "switchover_drain = \"200ms\"\n");
+    let first = start(&cluster, "h1", "primary", &config, None);
+    let second = start(&cluster, "h2", "standby", &config, None);
+    set_up(&first.url).await;
+    let idle = connect(&first.url).await;
+    // What it prepared is changed by then.
+    let changed = idle.prepare("SELECT balance FROM accounts WHERE id = $1").await.unwrap();
+    idle.batch_execute("ALTER TABLE accounts ALTER balance TYPE int").await.unwrap();
+    let within = connect(&first.url).await;
+    within.batch_execute("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1").await.unwrap();
+    let holding = connect(&first.url).await;
+    let hold = "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT id FROM accounts; COMMIT";
+    holding.batch_execute(hold).await.unwrap();
+    // One of the next primary's own clients has what one that goes over has, too.
+    let (taken, locked) = (connect(&second.url).await, connect(&first.url).await);
+    taken.batch_execute("SELECT pg_advisory_lock(1)").await.unwrap();
+    locked.batch_execute("SELECT pg_advisory_lock(1)").await.unwrap();
+    switch_over(&first.url, "h2").await;
+    for ended in [&within, &holding, &locked] {
+        assert!(ended.batch_execute("SELECT 1").await.is_err());
+    }
+    assert_eq!(one(&taken, "SELECT pg_advisory_unlock(1)").await, "t");
+    assert_eq!(one(&idle, "SELECT balance FROM accounts WHERE id = 1").await, "0");
+    assert_eq!(code(&idle.query(&changed, &[&1]).await.unwrap_err()), "0A000");
+    idle.batch_execute("UPDATE accounts SET balance = 5 WHERE id = 1").await.unwrap();
+    assert_eq!(one(&taken, "SELECT balance FROM accounts WHERE id = 1").await, "5");
+}
+
+/// Ends one of the two hosts at a point of a switch-over: clients go on at the other, or their connections end, and no answer is lost
+/// or given twice. How many of them went on.
+async fn with_a_death(point: &str, of_first: bool) -> usize {
+    const IDLE: usize = 4;
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "");
+    let at = |is_its: bool| Some(point).filter(|_| is_its);
+    let first = start(&cluster, "h1", "primary", &config, at(of_first));
+    let second = start(&cluster, "h2", "standby", &config, at(!of_first));
+    set_up(&first.url).await;
+    let mut idle = Vec::new();
+    for number in 0..IDLE {
+        let client = connect(&first.url).await;
+        client.batch_execute(&format!("SET app.number = '{number}'")).await.unwrap();
+        idle.push(client);
+    }
+    let stopped = Arc::new(AtomicBool::new(false));
+    let adding = [1, 2].map(|account| tokio::spawn(add(first.url.clone(), account, stopped.clone())));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let url = first.url.clone();
+    let switching = tokio::task::spawn_blocking(move || tidepool().args(["switchover", &url, "--to", "h2"]).output());
+    let (mut one_dies, other) = if of_first { (first, second) } else { (second, first) };
+    let begun = Instant::now();
+    while !one_dies.has_ended() {
+        assert!(begun.elapsed() < PATIENCE, "{point} is not reached");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    switching.await.unwrap().unwrap();
+    let client = connect_soon(&other.url).await;
+    until(&client, "SELECT pg_is_in_recovery()", "f").await;
+    let mut alive = 0;
+    for (number, idle) in idle.iter().enumerate() {
+        let asked =
+            tokio::time::timeout(PATIENCE, idle.simple_query("SHOW app.number")).await.expect("an end or an answer");
+        if asked.is_ok() {
+            assert_eq!(one(idle, "SHOW app.number").await, number.to_string());
+            idle.batch_execute(&format!("INSERT INTO t VALUES ({number}, 'idle')")).await.unwrap();
+            alive += 1;
+        }
+    }
+    stopped.store(true, Ordering::Relaxed);
+    for (account, adding) in (1..).zip(adding) {
+        let (added, _, error) = adding.await.unwrap();
+        let balance: i64 =
+            one(&client, &format!("SELECT balance FROM accounts WHERE id = {account}")).await.parse().unwrap();
+        // One that was not answered may have been committed.
+        let unknown = i64::from(error.is_some());
+        assert!((added..=added + unknown).contains(&balance), "{point}: {added} answered, {balance} committed");
+    }
+    assert_eq!(one(&client, "SELECT count(*) FROM t").await, alive.to_string());
+    println!("{point} of {}: {alive} of {IDLE} go on", if of_first { "the old" } else { "the new" });
+    alive
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_death_of_either_side_leaves_the_other_serving() {
+    // Nobody has the sessions yet: they end. Then the other host has some of them, or all.
+    assert_eq!(with_a_death("switchover.stopped", true).await, 0);
+    assert!(with_a_death("switchover.session:2", true).await <= 2);
+    assert_eq!(with_a_death("switchover.passed", true).await, 4);
+    // The next primary is not primary yet: they go on where they were.
+    assert_eq!(with_a_death("switchover.held", false).await, 4);
+    // It is, and all that it had ends with it. The old one begins anew, and takes over.
+    for point in ["pool.reign.taken", "role.sealed", "switchover.going_on"] {
+        assert_eq!(with_a_death(point, false).await, 0);
+    }
+}

@@ -1,0 +1,168 @@
+//! A connection that goes over to another host, and one that came from there.
+
+use super::{CONNECTION_BYTES, Connection, Trouble};
+use crate::handover::SharedClient;
+use crate::passing::{BYTES_MAX, Outcome, Stage};
+use crate::portal::Prepared;
+use crate::service::{Registration, Service};
+use crate::startup::Failure;
+use crate::wire::Wire;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::{ClientAccount, Held};
+use tidepool_planner::{
+    PortablePrepared, PortableSession, PortableStatement, ResultColumn, Session, TransactionStatus,
+};
+
+impl Connection {
+    /// Goes on with a session of another host. Of its client nothing is expected, and nothing is said to it.
+    pub(crate) fn of_portable(
+        service: Arc<Service>,
+        mut wire: Wire,
+        session: Session,
+        registration: Registration,
+        account: Arc<ClientAccount>,
+        portable: PortableSession,
+    ) -> Result<Connection> {
+        let held = account.reserve(Held::Sessions, CONNECTION_BYTES)?;
+        wire.charge(&account);
+        wire.input.extend_from_slice(&portable.input);
+        let carried = portable.statements.into_iter().map(|prepared| (prepared.statement.name.clone(), prepared));
+        Ok(Connection {
+            account,
+            _held: held,
+            wire,
+            cancel: session.cancel_handle(),
+            session,
+            registration,
+            phase: service.phase.subscribe(),
+            service,
+            statements: HashMap::new(),
+            carried: carried.collect(),
+            portals: HashMap::new(),
+            skipping: false,
+            implicit_block: false,
+            idle_since: Some(Instant::now()),
+            passenger: None,
+            shared: None,
+        })
+    }
+
+    /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it may.
+    pub(crate) fn share(&mut self, shared: Option<SharedClient>, may_go_over: bool) {
+        let sharing = shared.as_ref().filter(|_| may_go_over);
+        self.passenger = sharing.map(|shared| shared.may_go_over(self.session.id()));
+        self.shared = shared;
+    }
+
+    /// Between two statements: all that it answered is sent, and nothing is begun.
+    fn is_between(&self) -> bool {
+        self.idle_since.is_some()
+            && self.wire.is_settled()
+            && self.portals.is_empty()
+            && !self.skipping
+            && !self.implicit_block
+            && self.session.transaction_status() == TransactionStatus::Idle
+    }
+
+    /// `None` while it cannot go over.
+    fn written(&mut self) -> Option<Vec<u8>> {
+        let mut portable = self.session.to_portable()?;
+        portable.process_id = self.registration.process_id;
+        portable.secret = self.registration.secret.to_vec();
+        portable.input = self.wire.input.to_vec();
+        let carried = self.carried.values().cloned();
+        portable.statements = self.statements.values().map(|prepared| portable_of(prepared)).chain(carried).collect();
+        Some(portable.to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
+    }
+
+    /// Does what a switch-over asks, where the connection is ready for it. Returns once it stays here.
+    pub(super) async fn go_over(&mut self) -> Result<(), Failure> {
+        // In any case: what was looked at is waited for no more.
+        let Some(stage) = self.passenger.as_mut().map(|passenger| passenger.stage()) else { return Ok(()) };
+        if !self.is_between() {
+            return Ok(());
+        }
+        let portable = if stage == Stage::Stopping { self.written() } else { None };
+        let Some(passenger) = &self.passenger else { return Ok(()) };
+        let outcome = match (stage, portable) {
+            (Stage::Stopping, Some(bytes)) => passenger.stop(bytes).await,
+            (Stage::Stopping, None) => {
+                passenger.cannot_stop();
+                Outcome::Stays
+            }
+            (Stage::Asking, _) => {
+                passenger.is_between();
+                Outcome::Stays
+            }
+            (Stage::Nothing, _) => Outcome::Stays,
+        };
+        match outcome {
+            Outcome::Stays => Ok(()),
+            Outcome::Gone => {
+                self.shared.iter_mut().for_each(SharedClient::set_gone);
+                Err(Failure::GoneOver)
+            }
+            Outcome::Lost => {
+                let error = Error::new(SqlState::CRASH_SHUTDOWN, "another host has taken the database over");
+                Err(error.with_hint("Connect again, to the new primary.").into())
+            }
+        }
+    }
+
+    /// Prepares a statement that another host prepared, if it is one, before it is used here for the first time.
+    pub(super) async fn prepare_again(&mut self, name: &str) -> Result<(), Trouble> {
+        let Some(carried) = self.carried.get(name).cloned() else { return Ok(()) };
+        let PortableStatement { text, types, .. } = &carried.statement;
+        self.prepare_as(name.to_owned(), text, types).await?;
+        let is_as_told = self.statements.get(name).is_some_and(|prepared| {
+            let description = &prepared.of.description;
+            let columns = description.columns.as_deref().map(oids_of);
+            description.parameters == carried.parameters && columns == carried.columns
+        });
+        if !is_as_told {
+            // What it works on was changed since the client prepared it.
+            self.session.forget_statement(name);
+            self.statements.remove(name);
+            return Err(Error::unsupported("cached plan must not change result type").into());
+        }
+        self.carried.remove(name);
+        Ok(())
+    }
+
+    /// As `prepare_again`, of all that a text of SQL may name. One that cannot be prepared any more says so when it is used.
+    pub(super) async fn prepare_carried(&mut self, sql: &str) -> Result<(), Failure> {
+        if self.carried.is_empty() || !names_statements(sql) {
+            return Ok(());
+        }
+        let names: Vec<String> = self.carried.keys().cloned().collect();
+        for name in names {
+            if let Err(Trouble::Connection(failure)) = self.prepare_again(&name).await {
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn oids_of(columns: &[ResultColumn]) -> Vec<u32> {
+    columns.iter().map(|column| column.type_oid).collect()
+}
+
+fn portable_of(prepared: &Prepared) -> PortablePrepared {
+    let text = prepared.of.statement.as_ref().map_or_else(String::new, |statement| statement.text().to_owned());
+    let description = &prepared.of.description;
+    PortablePrepared {
+        statement: PortableStatement { name: prepared.name.clone(), text, types: prepared.oids.clone() },
+        parameters: description.parameters.clone(),
+        columns: description.columns.as_deref().map(oids_of),
+    }
+}
+
+/// Whether a text may have a `PREPARE` or `EXECUTE` in it, which share names with the protocol's statements.
+fn names_statements(sql: &str) -> bool {
+    let has = |word: &[u8]| sql.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word));
+    has(b"prepare") || has(b"execute")
+}

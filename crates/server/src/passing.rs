@@ -1,0 +1,277 @@
+//! Clients' connections that go over to the host that takes over from this one, at a planned change of primary.
+//!
+//! Each connection that may go over is known here. A switch-over first *asks*: each connection says when it comes between two statements,
+//! so that transactions that were open have ended. Then it has them *stop*: a connection that comes between two statements writes its
+//! session down as bytes and does nothing more until it is told what became of the switch-over. The bytes go to the other host, which has a
+//! duplicate of the socket already (`handover`).
+//!
+//! What holds, whoever dies or sleeps at any step:
+//!
+//! * **A connection is served by one process at most.** From when its bytes are written to when it is told to stay, a connection neither reads
+//!   nor writes its socket here. It is told to stay only where the other host does not go on with it: either it was told before the
+//!   switch-over asked for it, or the pool says so. The word in the pool is the other host's request (`tidepool_database`): this host
+//!   takes the number of the pass out of it, and then looks whether it still has the term; the other takes the term, and then looks
+//!   whether the number is in force. So one of the two sees what the other did, and both give up what is not certain.
+//! * **Nothing is lost or answered twice.** A connection stops only where all that it answered is sent, and nothing that it began is unfinished. What it
+//!   read and did not work on is part of the bytes; what it did not read is in the socket.
+//! * **A connection goes on at one of the two, or ends.** Whoever has the database in the end goes on with the connections that it has the bytes
+//!   of, and shuts down the sockets of all others. A process that ends closes what it has.
+//!
+//! Not able to go over: connections with TLS, whose state is the process's; those in a transaction, or with cursors that outlive one, for
+//! longer than the switch-over waits; those with more than [`BYTES_MAX`] to be passed on. They end as at any other take-over.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{oneshot, watch};
+
+/// Bytes of one session at most.
+pub(crate) const BYTES_MAX: usize = 4 << 20;
+
+/// How long connections have to stop that came between two statements before. Others wait that long for their answers.
+const STOP_WITHIN: Duration = Duration::from_millis(500);
+
+/// What is wanted of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Nothing,
+    /// To say once that they are between two statements.
+    Asking,
+    /// To stop there.
+    Stopping,
+}
+
+/// What became of a switch-over, to a connection that was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It goes on here.
+    Stays,
+    /// It is another process's.
+    Gone,
+    /// This process has no part in the database any more, and nobody was passed the connection.
+    Lost,
+}
+
+/// All connections of a host that may go over.
+pub(crate) struct Passing {
+    stage: watch::Sender<Stage>,
+    /// Whether there is any stage, for those who look often.
+    is_on: AtomicBool,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// By the numbers of their sockets.
+    connections: HashMap<u64, Known>,
+    stopped: HashMap<u64, oneshot::Sender<Outcome>>,
+    /// What those wrote that have stopped and are not passed on yet.
+    written: Vec<(u64, Vec<u8>)>,
+    /// Another host has the database: what becomes of those that stop from now on.
+    over: Option<Outcome>,
+}
+
+struct Known {
+    session: u32,
+    /// It came between two statements since it was asked, or cannot be expected to.
+    is_between: bool,
+}
+
+/// A connection that may go over, until dropped.
+pub(crate) struct Passenger {
+    passing: Arc<Passing>,
+    number: u64,
+    pub(crate) stage: watch::Receiver<Stage>,
+}
+
+impl Drop for Passenger {
+    fn drop(&mut self) {
+        let mut inner = self.passing.inner.lock();
+        inner.connections.remove(&self.number);
+        inner.stopped.remove(&self.number);
+        self.passing.changed.notify_all();
+    }
+}
+
+impl Passenger {
+    /// Whether connections are to do something.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        self.passing.is_on.load(Ordering::Acquire)
+    }
+
+    /// What is wanted now. Changes from then on are told.
+    pub(crate) fn stage(&mut self) -> Stage {
+        *self.stage.borrow_and_update()
+    }
+
+    /// It is between two statements.
+    pub(crate) fn is_between(&self) {
+        let mut inner = self.passing.inner.lock();
+        if let Some(known) = inner.connections.get_mut(&self.number)
+            && !std::mem::replace(&mut known.is_between, true)
+        {
+            self.passing.changed.notify_all();
+        }
+    }
+
+    /// It cannot go over as it is: nothing waits for it.
+    pub(crate) fn cannot_stop(&self) {
+        let mut inner = self.passing.inner.lock();
+        if let Some(known) = inner.connections.get_mut(&self.number) {
+            known.is_between = false;
+        }
+        self.passing.changed.notify_all();
+    }
+
+    /// Stops with its session written down, until it is known what became of the switch-over.
+    pub(crate) async fn stop(&self, bytes: Vec<u8>) -> Outcome {
+        let outcome = {
+            let mut inner = self.passing.inner.lock();
+            // The stage may be over by now; under the lock it does not end.
+            if *self.passing.stage.borrow() != Stage::Stopping {
+                return Outcome::Stays;
+            }
+            if let Some(outcome) = inner.over {
+                return outcome;
+            }
+            let (tell, outcome) = oneshot::channel();
+            inner.stopped.insert(self.number, tell);
+            inner.written.push((self.number, bytes));
+            self.passing.changed.notify_all();
+            outcome
+        };
+        outcome.await.unwrap_or(Outcome::Lost)
+    }
+}
+
+impl Passing {
+    pub(crate) fn new() -> Arc<Passing> {
+        Arc::new(Passing {
+            stage: watch::Sender::new(Stage::Nothing),
+            is_on: AtomicBool::new(false),
+            inner: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Knows one more connection from now on.
+    pub(crate) fn enter(self: &Arc<Self>, number: u64, session: u32) -> Passenger {
+        self.inner.lock().connections.insert(number, Known { session, is_between: false });
+        Passenger { passing: self.clone(), number, stage: self.stage.subscribe() }
+    }
+
+    pub(crate) fn stages(&self) -> watch::Receiver<Stage> {
+        self.stage.subscribe()
+    }
+
+    fn set_stage(&self, stage: Stage) {
+        self.is_on.store(stage != Stage::Nothing, Ordering::Release);
+        self.stage.send_replace(stage);
+    }
+
+    /// Stops all connections that can be, but for that of the caller's session, and returns what they wrote, by number. Transactions that are
+    /// open have as long as `drain`.
+    pub(crate) fn stop(&self, drain: Duration, caller: Option<u32>) -> Vec<(u64, Vec<u8>)> {
+        let mut inner = self.inner.lock();
+        inner.connections.values_mut().for_each(|known| known.is_between = false);
+        inner.written.clear();
+        self.set_stage(Stage::Asking);
+        let end = Instant::now() + drain;
+        let is_late = |known: &Known| !known.is_between && Some(known.session) != caller;
+        while inner.connections.values().any(is_late) && !self.changed.wait_until(&mut inner, end).timed_out() {}
+        self.set_stage(Stage::Stopping);
+        let end = Instant::now() + STOP_WITHIN;
+        loop {
+            let goes_on = |(number, known): (&u64, &Known)| {
+                known.is_between && Some(known.session) != caller && !inner.stopped.contains_key(number)
+            };
+            if !inner.connections.iter().any(goes_on) || self.changed.wait_until(&mut inner, end).timed_out() {
+                break;
+            }
+        }
+        std::mem::take(&mut inner.written)
+    }
+
+    /// Tells connections that are stopped, and those that stopped too late.
+    pub(crate) fn tell(&self, outcome: Outcome) {
+        let mut inner = self.inner.lock();
+        match outcome {
+            Outcome::Stays => self.set_stage(Stage::Nothing),
+            // What stops later was not passed on.
+            Outcome::Gone | Outcome::Lost => inner.over = Some(Outcome::Lost),
+        }
+        inner.written.clear();
+        for (_, stopped) in inner.stopped.drain() {
+            // Its connection may be gone.
+            let _ = stopped.send(outcome);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    async fn stopped(passing: &Arc<Passing>, drain: Duration) -> Vec<(u64, Vec<u8>)> {
+        let passing = passing.clone();
+        tokio::task::spawn_blocking(move || passing.stop(drain, Some(3))).await.unwrap()
+    }
+
+    /// Does as it is asked.
+    async fn serve(mut passenger: Passenger) -> Outcome {
+        loop {
+            match passenger.stage() {
+                Stage::Nothing => {}
+                Stage::Asking => passenger.is_between(),
+                Stage::Stopping => return passenger.stop(vec![passenger.number as u8]).await,
+            }
+            passenger.stage.changed().await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn those_that_come_between_two_statements_stop_and_hear_what_became_of_it() {
+        for outcome in [Outcome::Stays, Outcome::Gone] {
+            let passing = Passing::new();
+            // The third calls, the fourth is in a transaction.
+            let _caller = passing.enter(30, 3);
+            let _busy = passing.enter(40, 4);
+            let serving = [passing.enter(10, 1), passing.enter(20, 2)].map(|passenger| tokio::spawn(serve(passenger)));
+            let mut written = stopped(&passing, Duration::from_millis(50)).await;
+            written.sort();
+            assert_eq!(written, [(10, vec![10]), (20, vec![20])]);
+            // Too late.
+            let late = tokio::spawn(serve(passing.enter(50, 5)));
+            while passing.inner.lock().stopped.len() < 3 {
+                tokio::task::yield_now().await;
+            }
+            passing.tell(outcome);
+            for serving in serving {
+                assert_eq!(serving.await.unwrap(), outcome);
+            }
+            assert_eq!(late.await.unwrap(), outcome);
+            assert_eq!(passing.inner.lock().connections.len(), 2);
+            assert_eq!(*passing.stage.borrow() == Stage::Nothing, outcome == Outcome::Stays);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_connection_that_ends_is_not_waited_for() {
+        let passing = Passing::new();
+        let busy = passing.enter(10, 1);
+        let stopping = passing.clone();
+        let stopping = tokio::task::spawn_blocking(move || stopping.stop(LONG, None));
+        while !busy.is_asked() {
+            tokio::task::yield_now().await;
+        }
+        drop(busy);
+        assert_eq!(stopping.await.unwrap(), []);
+        passing.tell(Outcome::Stays);
+    }
+}
