@@ -67,10 +67,12 @@ const END_WAIT: Duration = Duration::from_secs(5);
 const TAKE_OVER_WAIT: Duration = Duration::from_millis(50);
 
 /// How long a standby has to say that it has all sessions, and how long a message waits for room in its queue.
-const PASS_WITHIN: Duration = Duration::from_secs(3);
+const PASS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a standby that follows already may take to ask for sockets. Clients go on meanwhile.
+/// How long a standby that follows already may take to ask for sockets, at least, and as a part of the time that open transactions have.
+/// Clients go on meanwhile.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_WITHIN_PART: u32 = 5;
 
 /// Bytes of a session in one message.
 const PIECE_BYTES: usize = 32 << 10;
@@ -740,7 +742,8 @@ impl Handover {
 
 impl PassesSessions for Handover {
     fn pass(&self, to: Host, pass: u64, caller: Option<u32>) -> Result<()> {
-        let end = Instant::now() + CONNECT_WITHIN;
+        let drain = self.database.config().pool.as_ref().map_or(Duration::ZERO, |pool| pool.switchover_drain);
+        let end = Instant::now() + CONNECT_WITHIN.max(drain / CONNECT_WITHIN_PART);
         while self.queue_to(to).is_none() && Instant::now() < end {
             std::thread::sleep(RETRY_INTERVAL);
         }
@@ -749,7 +752,6 @@ impl PassesSessions for Handover {
             return Ok(());
         };
         let start = Instant::now();
-        let drain = self.database.config().pool.as_ref().map_or(Duration::ZERO, |pool| pool.switchover_drain);
         *self.passed_to.lock() = Some(to);
         let sessions = self.passing.stop(drain, caller);
         crash_point("switchover.stopped");

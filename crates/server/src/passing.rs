@@ -30,8 +30,10 @@ use tokio::sync::{oneshot, watch};
 /// Bytes of one session at most.
 pub(crate) const BYTES_MAX: usize = 4 << 20;
 
-/// How long connections have to stop that came between two statements before. Others wait that long for their answers.
+/// How long connections have to stop that came between two statements before, at least, and as a part of the time that open transactions
+/// have. Others wait that long for their answers.
 const STOP_WITHIN: Duration = Duration::from_millis(500);
+const STOP_WITHIN_PART: u32 = 10;
 
 /// What is wanted of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +186,7 @@ impl Passing {
         let is_late = |known: &Known| !known.is_between && Some(known.session) != caller;
         while inner.connections.values().any(is_late) && !self.changed.wait_until(&mut inner, end).timed_out() {}
         self.set_stage(Stage::Stopping);
-        let end = Instant::now() + STOP_WITHIN;
+        let end = Instant::now() + STOP_WITHIN.max(drain / STOP_WITHIN_PART);
         loop {
             let goes_on = |(number, known): (&u64, &Known)| {
                 known.is_between && Some(known.session) != caller && !inner.stopped.contains_key(number)
