@@ -3,7 +3,7 @@
 //! A query of nothing but one such expression is written out as the expression. DataFusion would take others for aggregates of the query they stand
 //! in, one for each row around it; they are refused.
 
-use crate::walk::{walk, walk_mut};
+use crate::walk::{names_column, walk, walk_mut};
 use datafusion::common::Result as PlanResult;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::execution::SessionState;
@@ -75,25 +75,11 @@ impl Visitor for Aggregates<'_> {
             && function.over.is_none()
             && let Some(name) = function.name.0.last().and_then(|part| part.as_ident())
             && self.state.aggregate_functions().contains_key(&crate::statement::fold(name))
-            && walk(&function.args, &mut Columns).is_break()
+            && names_column(&function.args)
         {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    }
-}
-
-/// Stops at a column.
-struct Columns;
-
-impl Visitor for Columns {
-    type Break = ();
-
-    fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
-        match expr {
-            Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
-        }
     }
 }
 

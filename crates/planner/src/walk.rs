@@ -25,6 +25,22 @@ pub fn walk_mut<V: VisitorMut>(node: &mut (impl VisitMut + ?Sized), visitor: &mu
     kept.broken.map_or(ControlFlow::Continue(()), ControlFlow::Break)
 }
 
+/// Whether a tree names a column, of its own query or of one around.
+pub fn names_column(node: &(impl Visit + ?Sized)) -> bool {
+    struct Columns;
+    impl Visitor for Columns {
+        type Break = ();
+
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            match expr {
+                Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        }
+    }
+    walk(node, &mut Columns).is_break()
+}
+
 /// A visitor behind a table of functions, which says whether to go on. Why not is kept beside the visitor.
 macro_rules! erased {
     ($visitor:ident, $erased:ident, $kept:ident, $steps:ident, { $($step:ident($node:ty);)+ }) => {

@@ -172,7 +172,18 @@ impl Connection {
         wire.charge(&account);
         session.set_account(account.clone());
         backend::backend_key_data(&mut wire.output, registration.process_id, &registration.secret);
-        Ok(Connection {
+        Ok(Connection::with(service, wire, session, registration, (account, held)))
+    }
+
+    /// One that has said nothing yet. `held`: the account, and what the connection itself takes of it.
+    fn with(
+        service: Arc<Service>,
+        wire: Wire,
+        session: Session,
+        registration: Registration,
+        (account, held): (Arc<ClientAccount>, Reservation),
+    ) -> Connection {
+        Connection {
             account,
             _held: held,
             wire,
@@ -189,7 +200,7 @@ impl Connection {
             idle_since: None,
             passenger: None,
             shared: None,
-        })
+        }
     }
 
     pub(crate) fn say_fatal(&mut self, error: &Error) {

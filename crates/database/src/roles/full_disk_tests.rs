@@ -208,16 +208,22 @@ fn commits_go_on_while_the_disk_is_full_and_are_copied_when_there_is_room() {
     insert_and_commit(&database, "loads", 0..LOAD);
     insert_and_commit(&database, "t", next + 10..next + 20);
     copied(&database);
-    let expected = content(&database.version());
-    end(database);
-    lose(&place);
-    let database = open(&place, "three", &disk);
-    assert_same(&content(&database.version()), &expected, "from the folder alone");
-    check(&database);
+    let database = lose_the_pool(database, &place, &disk);
     database.checkpoint().unwrap();
     database.close().unwrap();
     drop(database);
     place.checked();
+}
+
+/// Ends a host with its pool. The next has all of it from the folder alone.
+fn lose_the_pool(database: Arc<Database>, place: &Place, disk: &Disk) -> Arc<Database> {
+    let expected = content(&database.version());
+    end(database);
+    lose(place);
+    let database = open(place, "three", disk);
+    assert_same(&content(&database.version()), &expected, "from the folder alone");
+    check(&database);
+    database
 }
 
 /// The folder is new, so there is no file of the copy yet.
@@ -250,11 +256,6 @@ fn a_second_tier_that_cannot_begin_is_begun_when_there_is_room() {
     database.checkpoint().unwrap();
     insert_and_commit(&database, "t", next..next + 100);
     copied(&database);
-    let expected = content(&database.version());
-    end(database);
-    lose(&place);
-    let database = open(&place, "three", &disk);
-    assert_same(&content(&database.version()), &expected, "from the folder alone");
-    check(&database);
+    let database = lose_the_pool(database, &place, &disk);
     database.close().unwrap();
 }

@@ -3,7 +3,8 @@
 //! A dot stands for a line's end, too; classes by name are those of all letters; `\m`, `\M` and `\y` are ends of words; and what stands
 //! for what was found is `\1` and `\&`, never `$1`.
 
-use super::rewrite::{call, function_name, names_column, string_literal, take, text};
+use super::rewrite::{call, function_name, string_literal, take, text};
+use crate::walk::names_column;
 use datafusion::sql::sqlparser::ast::{
     BinaryOperator, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments,
 };

@@ -6,7 +6,7 @@
 use super::relations;
 use crate::merged_columns::output_name;
 use crate::names::expression_name;
-use crate::walk::{walk, walk_mut};
+use crate::walk::{names_column, walk, walk_mut};
 use datafusion::sql::sqlparser::ast::*;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::parser::Parser;
@@ -856,22 +856,6 @@ fn set_lateral(factor: &mut TableFactor, is_lateral: bool) {
     if let TableFactor::Derived { lateral, .. } = factor {
         *lateral = is_lateral;
     }
-}
-
-/// Whether an expression names a column, here or further out.
-pub fn names_column(expr: &Expr) -> bool {
-    struct Columns;
-    impl Visitor for Columns {
-        type Break = ();
-
-        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
-            match expr {
-                Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(()),
-            }
-        }
-    }
-    walk(expr, &mut Columns).is_break()
 }
 
 /// `pg_get_keywords()`: the columns of the rows that `pg_keywords` lists.

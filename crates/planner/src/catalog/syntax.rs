@@ -1,8 +1,8 @@
 //! PostgreSQL's constructs as calls of functions and operators that can be planned: the part of `rewrite` that looks at
 //! one expression at a time.
 
-use super::rewrite::{args_of, call, literal, names_column, string_literal, take, text};
-use crate::walk::walk;
+use super::rewrite::{args_of, call, literal, string_literal, take, text};
+use crate::walk::{names_column, walk};
 use datafusion::sql::sqlparser::ast::*;
 use std::cell::Cell;
 use std::ops::ControlFlow;

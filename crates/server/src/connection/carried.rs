@@ -7,7 +7,6 @@ use crate::portal::Prepared;
 use crate::service::{Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState};
@@ -30,24 +29,10 @@ impl Connection {
         wire.charge(&account);
         wire.input.extend_from_slice(&portable.input);
         let carried = portable.statements.into_iter().map(|prepared| (prepared.statement.name.clone(), prepared));
-        Ok(Connection {
-            account,
-            _held: held,
-            wire,
-            cancel: session.cancel_handle(),
-            session,
-            registration,
-            phase: service.phase.subscribe(),
-            service,
-            statements: HashMap::new(),
-            carried: carried.collect(),
-            portals: HashMap::new(),
-            skipping: false,
-            implicit_block: false,
-            idle_since: Some(Instant::now()),
-            passenger: None,
-            shared: None,
-        })
+        let mut connection = Connection::with(service, wire, session, registration, (account, held));
+        connection.carried = carried.collect();
+        connection.idle_since = Some(Instant::now());
+        Ok(connection)
     }
 
     /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it may.
