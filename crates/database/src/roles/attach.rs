@@ -63,7 +63,6 @@ pub(crate) fn attach(
     let groups = PoolGroups { places: Arc::clone(roles.places()), database: Arc::downgrade(&database) };
     let follower = Follower::new(&database, Arc::new(groups), threads)?;
     let tail = PoolTail::attach(Arc::clone(host.member()), roles.identity(), from, after)?;
-    host.advance(HostState::Following)?;
     Ok((database, Attached { follower, tail }))
 }
 

@@ -1,5 +1,6 @@
 //! Attaching touches nothing of main, and what is touched later is as it was, or told to be damaged.
 
+use super::following::Following;
 use super::manifest_tests::{assert_same, open, write_manifest};
 use super::tests::{LOAD, Place, catch_up, create};
 use super::*;
@@ -101,6 +102,31 @@ fn attaching_opens_nothing_of_main_however_much_there_is() {
 
 /// Tables of which nothing was touched are merged, changed, moved and dropped; manifests keep what of them is still needed, and
 /// give the rest back.
+/// Who attaches is said to follow once it has applied what there is, and is no bytes behind then, although its manifest had all of it.
+#[test]
+fn who_attached_to_all_there_is_is_not_behind() {
+    let place = Place::new();
+    let primary = open(&place, "writer", PoolRole::Primary);
+    primary.halt();
+    create(&primary, "t");
+    insert_and_commit(&primary, "t", 0..50);
+    write_manifest(&primary);
+    let standby = place.config("standby", PoolRole::Standby);
+    let host = PoolHost::join(&standby).unwrap().unwrap();
+    let (standby, mut following) = Following::attach(standby, &host, None).unwrap();
+    standby.halt();
+    assert_eq!(primary.standbys().iter().map(|standby| standby.is_following).collect::<Vec<_>>(), [false]);
+    let refused = primary.switch_over("standby", u64::MAX, true, None).unwrap_err();
+    assert_eq!(refused.message(), "host \"standby\" has not caught up with the log yet");
+    while following.read(&standby).unwrap() {}
+    assert_eq!(primary.switch_over("standby", 0, true, None).unwrap().lag_bytes, 0);
+    let shown = primary.standbys();
+    assert_eq!((shown[0].is_following, shown[0].replayed), (true, primary.written_lsn()));
+    assert_eq!(rows(&standby, "t"), rows(&primary, "t"));
+    end(standby);
+    end(primary);
+}
+
 #[test]
 fn what_was_never_touched_is_kept_merged_changed_and_dropped() {
     let place = Place::new();

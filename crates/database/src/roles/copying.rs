@@ -310,7 +310,6 @@ impl Copying {
             // It would be kept by a thread that waits.
             drop(database);
             let mut state = roles.state.lock();
-            state.progress.has_caught_up |= !is_paused && self.trouble.is_none();
             if !state.stopped && !state.is_asked {
                 roles.changed.wait_for(&mut state, PAUSE);
             }

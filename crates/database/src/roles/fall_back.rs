@@ -294,7 +294,6 @@ impl Database {
             database.earlier_lives.lock().push(life);
         }
         let tail = PoolTail::attach(Arc::clone(host.member()), roles.identity(), None, after)?;
-        host.advance(tidepool_pool::words::HostState::Following)?;
         let following = Following::of(&roles, Attached { follower, tail });
         let database = following.run(&database, begins_as)?;
         if database.role() != HostRole::Primary {

@@ -33,6 +33,8 @@ pub(super) struct Following {
     /// The first segment that it said it needs.
     needed: u64,
     holding: Holding,
+    /// It had applied all that there was when it looked once: from then on it is said to follow.
+    has_caught_up: bool,
     /// When there was nothing to map ahead.
     looked_ahead: Option<Instant>,
 }
@@ -53,6 +55,7 @@ impl Following {
             tail,
             needed: 0,
             holding: Holding::default(),
+            has_caught_up: false,
             looked_ahead: None,
         }
     }
@@ -85,7 +88,6 @@ impl Following {
         }
         // Statements are to see what there is by now.
         while following.read(database)? {}
-        roles.note_progress(|progress| progress.has_caught_up = true);
         if matches!(begins_as, PoolRole::Standby | PoolRole::Auto) {
             database.archive_left_rows(&roles);
         }
@@ -147,7 +149,6 @@ fn follow(mut following: Following, roles: &Roles, database: &Weak<Database>) {
         // It would be kept by a thread that waits.
         drop(database);
         let mut state = roles.state.lock();
-        state.progress.has_caught_up = true;
         if !state.stopped && !state.is_asked && state.suspected.is_none() {
             let pause = if last_news.elapsed() > IDLE_AFTER { PAUSE_IDLE } else { PAUSE };
             roles.changed.wait_for(&mut state, pause);
@@ -197,6 +198,10 @@ impl Following {
             }
             Next::Nothing | Next::AtSeal => {
                 // What a manifest had is passed over without a batch.
+                if !std::mem::replace(&mut self.has_caught_up, true) {
+                    self.applied(database)?;
+                    self.roles.host().advance(HostState::Following)?;
+                }
                 self.roles.show_position(database, self.tail.given_out());
                 self.map_ahead()?;
                 Ok(false)
@@ -239,7 +244,7 @@ impl Following {
 
     /// Ends the term that was seen, applies the rest of the log, and becomes primary.
     pub(super) fn take_over(self, database: &Arc<Database>, seen: Reign) -> Result<Outcome> {
-        let Following { roles, mut follower, tail, needed, holding, looked_ahead } = self;
+        let Following { roles, mut follower, tail, needed, holding, has_caught_up, looked_ahead } = self;
         let begun = Instant::now();
         if !roles.set_role_from(&[HostRole::Following], HostRole::TakingOver) {
             return Err(roles.fence());
@@ -249,9 +254,9 @@ impl Following {
             Ok(taking) => taking,
             Err(tail) => {
                 tracing::info!("another host took over first");
-                roles.host().advance(HostState::Following)?;
+                roles.host().advance(if has_caught_up { HostState::Following } else { HostState::Attached })?;
                 roles.set_role_from(&[HostRole::TakingOver], HostRole::Following);
-                let back = Following { roles, follower, tail: *tail, needed, holding, looked_ahead };
+                let back = Following { roles, follower, tail: *tail, needed, holding, has_caught_up, looked_ahead };
                 return Ok(Outcome::Follows(Box::new(back)));
             }
         };

@@ -140,8 +140,6 @@ pub struct FollowProgress {
     pub applied: CommitTs,
     /// When something was applied last, by this machine's clock.
     pub replayed_at: Option<SystemTime>,
-    /// It has applied all that there was when it last looked.
-    pub has_caught_up: bool,
     pub failure: Option<Error>,
 }
 
@@ -153,7 +151,6 @@ impl Default for FollowProgress {
             replayed: LogPosition::default(),
             applied: CommitTs(0),
             replayed_at: None,
-            has_caught_up: false,
             failure: None,
         }
     }

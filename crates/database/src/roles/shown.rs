@@ -278,7 +278,12 @@ impl Database {
             );
         }
         if view.ident.state != HostState::Following {
-            return Err(not_here(format!("host \"{to}\" is {}, and does not follow", view.ident.state.text())));
+            return Err(match view.ident.state {
+                HostState::Attached => {
+                    not_here(format!("host \"{to}\" has not caught up with the log yet")).with_hint("Wait.")
+                }
+                state => not_here(format!("host \"{to}\" is {}, and does not follow", state.text())),
+            });
         }
         let replayed = LogPosition::from_bits(roles.number_of(view, HostNumber::AppliedPosition));
         let lag_bytes = self.written_lsn().0.saturating_sub(self.lsn_of(replayed).0);
