@@ -10,6 +10,7 @@ mod roles;
 mod rows;
 mod serve;
 mod sql;
+mod upgrade;
 mod upkeep;
 
 use clap::{Parser, Subcommand};
@@ -71,6 +72,8 @@ enum Command {
     Promote(roles::PromoteArgs),
     /// Have a primary hand over to a standby
     Switchover(roles::SwitchoverArgs),
+    /// Serve in the place of a server that runs, which ends then; its clients stay connected
+    Upgrade(Box<upgrade::UpgradeArgs>),
     /// Generate, load, run and check a benchmark
     Bench(Box<tidepool_bench::cli::BenchArgs>),
     #[command(hide = true)]
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
-    let level_default = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    let level_default = if matches!(cli.command, Command::Serve(_) | Command::Upgrade(_)) { "info" } else { "warn" };
     start_log(cli.log_level.as_deref().unwrap_or(level_default))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // A statement's work may hold a worker for a while; more workers than cores keep cancel requests and new
@@ -104,7 +107,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         .build()
         .map_err(|error| Error::io("start threads", &error))?;
     match cli.command {
-        Command::Serve(args) => runtime.block_on(serve::serve(args)),
+        Command::Serve(args) => runtime.block_on(serve::serve(args, None)),
         Command::Sql(args) => sql::run(&runtime, args),
         Command::Check(args) => upkeep::check(&runtime, &args),
         Command::Backup(args) => upkeep::backup(&runtime, &args),
@@ -119,6 +122,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Pool(args) => pool::run(args),
         Command::Promote(args) => roles::promote(&runtime, &args),
         Command::Switchover(args) => roles::switch_over(&runtime, &args),
+        Command::Upgrade(args) => runtime.block_on(upgrade::upgrade(*args)),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(*args)),
     }
 }

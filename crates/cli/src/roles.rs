@@ -25,6 +25,9 @@ pub struct SwitchoverArgs {
     /// Bytes of log that the standby may be behind
     #[arg(long, value_name = "SIZE", default_value = "16MB")]
     max_lag: ByteSize,
+    /// End the primary once it has handed over, whatever `on_fenced` says
+    #[arg(long)]
+    end: bool,
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -50,10 +53,11 @@ pub fn promote(runtime: &Runtime, args: &PromoteArgs) -> Result<ExitCode> {
 pub fn switch_over(runtime: &Runtime, args: &SwitchoverArgs) -> Result<ExitCode> {
     let mut client = crate::sql::connect_server(runtime, &args.url)?;
     let sql = format!(
-        "CALL tidepool.switchover({}, '{}B', {})",
+        "CALL tidepool.switchover({}, '{}B', {}, {})",
         literal(&args.to),
         args.max_lag.0,
-        if args.dry_run { "true" } else { "false" }
+        args.dry_run,
+        args.end
     );
     let switched = match runtime.block_on(query(&mut client, &sql)) {
         Ok(switched) => switched,

@@ -1,6 +1,7 @@
 //! `tidepool serve`.
 
 use crate::config::DatabaseArgs;
+use crate::upgrade::Upgrade;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -17,17 +18,17 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     #[command(flatten)]
-    database: DatabaseArgs,
+    pub database: DatabaseArgs,
     /// Keep the database in the pool, and begin as primary, standby, whichever is missing (auto), as a reader, or as a copy of another
     /// pool's database [default: none]
     #[arg(long, value_name = "ROLE")]
-    role: Option<PoolRole>,
+    pub role: Option<PoolRole>,
     /// With --role copy: the data folder of the primary that is copied, its second tier, as it can be read here
     #[arg(long, value_name = "DIR")]
-    copy_from: Option<PathBuf>,
+    pub copy_from: Option<PathBuf>,
     /// Keep nothing: no data folder, and no role. Of a pool, all that the server has is free when it ends, however it ends
     #[arg(long, conflicts_with_all = ["role", "data"])]
-    ephemeral: bool,
+    pub ephemeral: bool,
     /// The tablespace at pool: that holds the server's own memory, too [default: none]
     #[arg(long, value_name = "NAME")]
     process_tablespace: Option<String>,
@@ -60,7 +61,12 @@ pub struct ServeArgs {
     shutdown_grace_s: u64,
 }
 
-pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
+/// Serves until it is told to stop. With `upgrade`, it takes over from the server that is primary, and stops where it cannot.
+pub async fn serve(args: ServeArgs, upgrade: Option<Upgrade>) -> Result<ExitCode> {
+    // A process that began anew has its name from the path of the program that it was.
+    if std::env::var_os(LIFE_LEFT_VARIABLE).is_some() {
+        let _ = std::fs::write("/proc/self/comm", "tidepool");
+    }
     let descriptors_max = raise_descriptor_limit();
     let database_args = DatabaseArgs { role: args.role, copy_from: args.copy_from, ..args.database };
     let mut builder = database_args.builder()?;
@@ -127,11 +133,30 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     stop_on_signal(server.shutdown_handle())?;
     let mut stdout = std::io::stdout();
     let _ = writeln!(stdout, "tidepool is ready: {}", server.url()?).and_then(|()| stdout.flush());
+    let handle = server.shutdown_handle();
+    let upgrading = upgrade.map(|upgrade| {
+        let database = database.clone();
+        tokio::spawn(async move {
+            let upgraded = upgrade.take_over(&database).await;
+            if upgraded.is_err() {
+                handle.stop();
+            }
+            upgraded
+        })
+    });
     server.run().await;
     tracing::info!("writing the data folder");
     IS_CLOSING.store(true, Ordering::Release);
     close(database).await?;
     tracing::info!("stopped");
+    match upgrading {
+        Some(upgrading) if upgrading.is_finished() => {
+            upgrading.await.map_err(|error| Error::internal(format!("the upgrade failed: {error}")))??;
+        }
+        // It was stopped meanwhile.
+        Some(upgrading) => upgrading.abort(),
+        None => {}
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -152,13 +177,22 @@ fn end_when_fenced(database: &Arc<Database>) {
         let database = of_watch.clone();
         let spawned = std::thread::Builder::new().name("fenced".to_owned()).spawn(move || {
             std::thread::sleep(FENCED_GRACE);
-            let left = database.upgrade().and_then(|database| {
+            let (mut left, mut name) = (None, None);
+            if let Some(database) = database.upgrade() {
                 database.announce_end();
-                database.pool().map(|host| host.life_left())
-            });
+                if role == HostRole::Fenced && database.ends_after_switchover() {
+                    tracing::info!("another server has taken over, as it was to: this one ends");
+                    std::process::exit(0);
+                }
+                left = database.pool().map(|host| host.life_left());
+                name = database.config().pool.as_ref().and_then(|pool| pool.name.clone());
+            }
             if role == HostRole::Fenced && on_fenced == OnFenced::Rejoin {
                 tracing::warn!("this process begins anew, as a {again}");
-                tracing::error!("could not begin anew: {}", begin_anew(again, left.as_deref().unwrap_or_default()));
+                tracing::error!(
+                    "could not begin anew: {}",
+                    begin_anew(again, name.as_deref(), left.as_deref().unwrap_or_default())
+                );
             }
             std::process::exit(1);
         });
@@ -168,17 +202,19 @@ fn end_when_fenced(database: &Arc<Database>) {
     }));
 }
 
+/// The name of this host of the pool. A flag goes before it.
+pub const NAME_VARIABLE: &str = "TIDEPOOL_POOL_NAME";
+
 /// Set before the server hands its term in.
 static IS_CLOSING: AtomicBool = AtomicBool::new(false);
 
+/// The program of this process. The file that it was started from may be gone, or another release's by now.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// Puts the same program in the place of this one, in another role. All that it holds of the pool is released by that, which it is
 /// told. Returns only if it cannot.
-fn begin_anew(role: &str, life_left: &str) -> std::io::Error {
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return error,
-    };
-    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+fn begin_anew(role: &str, name: Option<&str>, life_left: &str) -> std::io::Error {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
     let mut index = 0;
     while index < arguments.len() {
         if arguments[index] == "--role" && index + 1 < arguments.len() {
@@ -188,7 +224,11 @@ fn begin_anew(role: &str, life_left: &str) -> std::io::Error {
         }
         index += 1;
     }
-    let mut command = std::process::Command::new(program);
+    let mut command = std::process::Command::new(OWN_PROGRAM);
+    if !arguments.is_empty() {
+        command.arg0(arguments.remove(0));
+    }
+    command.envs(name.map(|name| (NAME_VARIABLE, name)));
     command.args(arguments).env("TIDEPOOL_POOL_ROLE", role).env(LIFE_LEFT_VARIABLE, life_left).exec()
 }
 

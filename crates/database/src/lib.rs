@@ -53,7 +53,7 @@ pub use patience::Patience;
 pub use pool_host::{LIFE_LEFT_VARIABLE, PoolHost};
 pub use roles::{
     CopyState, FollowProgress, HostHolds, HostRole, PassesSessions, PositionWait, ReplayPause, RoleWatch,
-    SecondTierState, Standby, StandbyNames, StandbyWait, Switchover, SyncState, Upstream,
+    SecondTierState, Standby, StandbyNames, StandbyWait, Switchover, SwitchoverOptions, SyncState, Upstream,
 };
 pub use tidepool_log::{ArchiveState, LogPosition};
 pub use tidepool_txn::Isolation;

@@ -323,7 +323,7 @@ impl Log {
     /// What everybody is told who waits from now on.
     fn failed(&self, error: Error) -> Error {
         if error.code() == SqlState::CRASH_SHUTDOWN {
-            tracing::error!(%error, "another host took over: nothing more is committed");
+            tracing::warn!(%error, "another host took over: nothing more is committed");
             return error;
         }
         tracing::error!(%error, "the log failed: nothing more is committed");

@@ -101,6 +101,12 @@ pub fn canceled() -> Error {
     Error::new(SqlState::QUERY_CANCELED, "canceling statement due to user request")
 }
 
+/// 40001: of a statement that would keep its client from going over to the next primary.
+pub fn gives_way() -> Error {
+    let message = "canceling statement because another server takes the database over";
+    Error::new(SqlState::SERIALIZATION_FAILURE, message).with_hint("The transaction might succeed if retried.")
+}
+
 pub fn from_arrow(error: ArrowError) -> Error {
     match error {
         ArrowError::ExternalError(inner) => from_datafusion(DataFusionError::External(inner)),

@@ -15,6 +15,8 @@ const CANCELED: u8 = 1;
 const TOLD: u8 = 2;
 /// It was decided what it comes to.
 const SETTLED: u8 = 3;
+/// Another process is to go on with its session.
+const GIVES_WAY: u8 = 4;
 
 /// One a statement. What ends it, and what settles it, is whichever comes first: so that no client is told of the end of a statement
 /// that commits.
@@ -82,10 +84,18 @@ impl Interrupt {
         }
     }
 
+    /// As `cancel`, with 40001: it was no wish of its client's.
+    pub fn give_way(&self) {
+        if self.turn(GIVES_WAY) == OPEN {
+            self.notify.notify_waiters();
+        }
+    }
+
     /// The error that ends the statement, if it is to end.
     pub fn check(&self) -> Result<()> {
         match self.state.load(Ordering::Acquire) {
             CANCELED => return Err(crate::errors::canceled()),
+            GIVES_WAY => return Err(crate::errors::gives_way()),
             SETTLED => return Ok(()),
             _ => {}
         }

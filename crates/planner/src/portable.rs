@@ -38,8 +38,10 @@ const SEQUENCES: u16 = 7;
 const LOCKS: u16 = 8;
 const WIRE: u16 = 9;
 const STATEMENTS: u16 = 10;
+const BLOCK: u16 = 12;
+const CURSORS: u16 = 13;
 
-/// A session between two statements, outside of a transaction, and its connection.
+/// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortableSession {
     /// Who connected.
@@ -71,6 +73,9 @@ pub struct PortableSession {
     pub input: Vec<u8>,
     /// What the protocol prepared.
     pub statements: Vec<PortablePrepared>,
+    pub block: Option<PortableBlock>,
+    /// Those that outlive their transactions.
+    pub cursors: Vec<PortableCursor>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,6 +94,47 @@ pub struct PortablePrepared {
     pub parameters: Vec<u32>,
     /// Types of the columns, as oids. `None`: it gives no rows.
     pub columns: Option<Vec<u32>>,
+}
+
+/// A transaction block that the client is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortableBlock {
+    pub state: PortableBlockState,
+    /// When it began, in microseconds since 1970.
+    pub start_us: i64,
+    pub isolation: String,
+    pub is_read_only: bool,
+    pub is_deferrable: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableCursor {
+    pub name: String,
+    pub columns: Vec<PortableColumn>,
+    /// Rows that are not fetched yet, as a stream of Arrow's IPC format. Empty: there are none.
+    pub rows: Vec<u8>,
+}
+
+/// A column of a result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableColumn {
+    pub name: String,
+    /// As the catalogue writes it.
+    pub sql_type: String,
+    pub type_oid: u32,
+    pub type_modifier: i32,
+    pub table_oid: u32,
+    pub attribute: i16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortableBlockState {
+    /// No statement was run in it: it goes on.
+    Begun,
+    /// It has failed, as the client knows.
+    Failed,
+    /// It is rolled back, which the client has to be told.
+    Lost,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -178,6 +224,35 @@ impl PortableSession {
                 to.option(prepared.columns.as_ref(), |to, columns| to.oids(columns));
             });
         });
+        if let Some(block) = &self.block {
+            part(BLOCK, &|to| {
+                to.put([match block.state {
+                    PortableBlockState::Begun => 1,
+                    PortableBlockState::Failed => 2,
+                    PortableBlockState::Lost => 3,
+                }]);
+                to.put(block.start_us.to_le_bytes());
+                to.text(&block.isolation);
+                to.put([u8::from(block.is_read_only)]);
+                to.put([u8::from(block.is_deferrable)]);
+            });
+        }
+        if !self.cursors.is_empty() {
+            part(CURSORS, &|to| {
+                to.list(&self.cursors, |to, cursor| {
+                    to.text(&cursor.name);
+                    to.list(&cursor.columns, |to, column| {
+                        to.text(&column.name);
+                        to.text(&column.sql_type);
+                        to.put(column.type_oid.to_le_bytes());
+                        to.put(column.type_modifier.to_le_bytes());
+                        to.put(column.table_oid.to_le_bytes());
+                        to.put(column.attribute.to_le_bytes());
+                    });
+                    to.bytes(&cursor.rows);
+                });
+            });
+        }
         let sum = fnv_1a(&bytes[HEADER_BYTES..]);
         bytes[6..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -270,6 +345,39 @@ impl PortableSession {
                         statement: from.statement()?,
                         parameters: from.oids()?,
                         columns: from.option(Reader::oids)?,
+                    })
+                })?;
+            }
+            BLOCK => {
+                let state = match from.array()? {
+                    [1] => PortableBlockState::Begun,
+                    [2] => PortableBlockState::Failed,
+                    [3] => PortableBlockState::Lost,
+                    [_] => return Err(damaged()),
+                };
+                self.block = Some(PortableBlock {
+                    state,
+                    start_us: i64::from_le_bytes(from.array()?),
+                    isolation: from.text()?,
+                    is_read_only: from.is_set()?,
+                    is_deferrable: from.is_set()?,
+                });
+            }
+            CURSORS => {
+                self.cursors = from.list(|from| {
+                    Ok(PortableCursor {
+                        name: from.text()?,
+                        columns: from.list(|from| {
+                            Ok(PortableColumn {
+                                name: from.text()?,
+                                sql_type: from.text()?,
+                                type_oid: u32::from_le_bytes(from.array()?),
+                                type_modifier: i32::from_le_bytes(from.array()?),
+                                table_oid: u32::from_le_bytes(from.array()?),
+                                attribute: i16::from_le_bytes(from.array()?),
+                            })
+                        })?,
+                        rows: from.bytes()?.to_vec(),
                     })
                 })?;
             }
@@ -437,6 +545,25 @@ mod tests {
                     columns: None,
                 },
             ],
+            block: Some(PortableBlock {
+                state: PortableBlockState::Lost,
+                start_us: 7,
+                isolation: "repeatable read".to_owned(),
+                is_read_only: true,
+                is_deferrable: false,
+            }),
+            cursors: vec![PortableCursor {
+                name: "c".to_owned(),
+                columns: vec![PortableColumn {
+                    name: "id".to_owned(),
+                    sql_type: "\"Integer\"".to_owned(),
+                    type_oid: 23,
+                    type_modifier: -1,
+                    table_oid: 16384,
+                    attribute: 1,
+                }],
+                rows: vec![1, 2, 3],
+            }],
         }
     }
 
@@ -491,7 +618,7 @@ mod tests {
         for tag in [OPTIONAL, u16::MAX] {
             assert_eq!(PortableSession::from_bytes(&with(tag)).unwrap(), session());
         }
-        for tag in [STATEMENTS + 1, OPTIONAL - 1] {
+        for tag in [CURSORS + 1, OPTIONAL - 1] {
             assert_eq!(code(&with(tag)), SqlState::FEATURE_NOT_SUPPORTED);
         }
         // A part that is there already.

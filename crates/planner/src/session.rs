@@ -113,6 +113,13 @@ impl CancelHandle {
     pub fn cancel(&self) {
         self.0.cancel();
     }
+
+    /// Ends the statement that runs now, if any, with 40001: another process is to go on with the session.
+    pub fn give_way(&self) {
+        if let Some(interrupt) = self.0.running.lock().upgrade() {
+            interrupt.give_way();
+        }
+    }
 }
 
 /// What others may see of a session.

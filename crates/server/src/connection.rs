@@ -838,6 +838,12 @@ impl Connection {
         parameters::decode(parameters, formats, oids, &self.session.shared_text_settings())
     }
 
+    /// A portal may be gone with its transaction, which was another process's.
+    fn no_portal(&self, name: &str) -> Error {
+        let unknown = || Error::new(SqlState::INVALID_CURSOR_NAME, format!("portal \"{name}\" does not exist"));
+        self.session.take_lost().unwrap_or_else(unknown)
+    }
+
     fn describe_statement(&mut self, name: &str) -> Result<()> {
         let prepared = self.prepared(name)?.clone();
         let description = &prepared.of.description;
@@ -849,7 +855,7 @@ impl Connection {
         let (columns, formats) = match self.portals.get(name) {
             Some(portal) => (portal.prepared.of.description.columns.clone(), portal.result_formats.clone()),
             // `DECLARE name CURSOR` makes a portal too.
-            None => (Some(self.session.cursor_columns(name).ok_or_else(|| no_portal(name))?.to_vec()), Vec::new()),
+            None => (Some(self.session.cursor_columns(name).ok_or_else(|| self.no_portal(name))?.to_vec()), Vec::new()),
         };
         self.describe_columns(columns.as_deref(), &formats)
     }
@@ -867,7 +873,7 @@ impl Connection {
 
     async fn execute_portal(&mut self, name: &str, rows_max: u32) -> Result<(), Trouble> {
         // Out of the map while it runs, so that a failure leaves nothing half run behind.
-        let mut portal = self.portals.remove(name).ok_or_else(|| no_portal(name))?;
+        let mut portal = self.portals.remove(name).ok_or_else(|| self.no_portal(name))?;
         let Some(statement) = portal.prepared.of.statement.clone() else {
             backend::empty_query_response(&mut self.wire.output);
             self.portals.insert(name.to_owned(), portal);
@@ -966,10 +972,6 @@ impl Connection {
         }
         self.ready().await
     }
-}
-
-fn no_portal(name: &str) -> Error {
-    Error::new(SqlState::INVALID_CURSOR_NAME, format!("portal \"{name}\" does not exist"))
 }
 
 /// A client decodes rows by what it was told when it prepared the statement.

@@ -26,6 +26,8 @@ pub struct Doorway {
     addresses: Vec<SocketAddr>,
     listeners: Vec<Arc<TcpListener>>,
     metrics: Option<Arc<TcpListener>>,
+    /// Another server's, until it ends.
+    metrics_later: Option<SocketAddr>,
     told: JoinSet<()>,
 }
 
@@ -50,10 +52,18 @@ impl Doorway {
                 Err(error) => return Err(error),
             }
         }
-        let metrics = match metrics_address {
-            Some(text) => Some(Arc::new(listen(resolve(text).await?[0]).await?)),
-            None => None,
-        };
+        let (mut metrics, mut metrics_later) = (None, None);
+        if let Some(text) = metrics_address {
+            let address = resolve(text).await?[0];
+            match listen(address).await {
+                Ok(listener) => metrics = Some(Arc::new(listener)),
+                Err(error) if may_wait && error.code() == SqlState::OBJECT_IN_USE => {
+                    tracing::info!("{address} is another server's: this one has metrics there once that one has ended");
+                    metrics_later = Some(address);
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let mut told = JoinSet::new();
         for listener in &listeners {
             told.spawn(tell_all(listener.clone()));
@@ -61,15 +71,50 @@ impl Doorway {
         if let Some(listener) = &metrics {
             told.spawn(metrics::serve_starting(listener.clone()));
         }
-        Ok(Doorway { addresses, listeners, metrics, told })
+        Ok(Doorway { addresses, listeners, metrics, metrics_later, told })
     }
 
-    /// What listens, for the service that is there now; where it was to listen; and what listens for metrics.
-    pub(crate) async fn close(mut self) -> (Vec<TcpListener>, Vec<SocketAddr>, Option<TcpListener>) {
+    /// What listens, for the service that is there now; where it was to listen; and what listens for metrics, or will.
+    pub(crate) async fn close(mut self) -> (Vec<TcpListener>, Vec<SocketAddr>, Option<MetricsPlace>) {
         // Nobody has them any more then.
         self.told.shutdown().await;
         let listeners = self.listeners.into_iter().filter_map(Arc::into_inner).collect();
-        (listeners, self.addresses, self.metrics.and_then(Arc::into_inner))
+        let metrics = self.metrics.and_then(Arc::into_inner).map(MetricsPlace::Listener);
+        (listeners, self.addresses, metrics.or(self.metrics_later.map(MetricsPlace::Later)))
+    }
+}
+
+/// Where a server has its metrics.
+pub(crate) enum MetricsPlace {
+    Listener(TcpListener),
+    /// Once nobody else listens there.
+    Later(SocketAddr),
+}
+
+/// Between two looks whether a place has become free.
+const LATER_LOOKS: Duration = Duration::from_millis(20);
+
+impl MetricsPlace {
+    /// `None` while another server has it.
+    pub(crate) fn address(&self) -> Option<Result<SocketAddr>> {
+        match self {
+            MetricsPlace::Listener(listener) => Some(local_address(listener)),
+            MetricsPlace::Later(_) => None,
+        }
+    }
+
+    /// What listens there, when it does.
+    pub(crate) async fn listener(self) -> TcpListener {
+        match self {
+            MetricsPlace::Listener(listener) => listener,
+            MetricsPlace::Later(address) => loop {
+                tokio::time::sleep(LATER_LOOKS).await;
+                if let Ok(listener) = listen(address).await {
+                    tracing::info!("metrics at http://{address}/metrics");
+                    return listener;
+                }
+            },
+        }
     }
 }
 

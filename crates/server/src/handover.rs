@@ -281,8 +281,8 @@ pub(crate) struct SharedClient {
 
 impl SharedClient {
     /// The connection may go over to another host from now on.
-    pub(crate) fn may_go_over(&self, session: u32) -> Passenger {
-        self.handover.passing.enter(self.number, session)
+    pub(crate) fn may_go_over(&self, session: u32, end_statement: impl Fn() + Send + 'static) -> Passenger {
+        self.handover.passing.enter(self.number, session, end_statement)
     }
 
     /// Passes a request to cancel on to the primary: clients that went over to that host ask at the address that they know.

@@ -1,9 +1,9 @@
 //! Listening, and stopping.
 
 use crate::auth::Peer;
-use crate::doorway::{Doorway, listen, local_address};
+use crate::doorway::{Doorway, MetricsPlace, listen, local_address};
 use crate::handover::{Handover, InheritedListener, InheritedSession, ListenerKind, SharedClient, Taken};
-use crate::local::LocalListener;
+use crate::local::{LocalListener, LocalPlace};
 use crate::metrics;
 use crate::passing::Stage;
 use crate::service::{Phase, Service};
@@ -11,6 +11,7 @@ use crate::strangers::{Stranded, Strangers};
 use crate::threads::{Place, Threads};
 use crate::wire::Io;
 use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
+use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -46,7 +47,7 @@ pub struct Server {
     /// What other hosts of the database share with it.
     handover: Option<(Arc<Handover>, UnboundedReceiver<Taken>)>,
     local: Option<LocalListener>,
-    metrics: Option<TcpListener>,
+    metrics: Option<MetricsPlace>,
     threads: Threads,
 }
 
@@ -145,8 +146,9 @@ impl Server {
         Ok(self.address)
     }
 
+    /// `None` also while another server has the place.
     pub fn metrics_address(&self) -> Result<Option<SocketAddr>> {
-        self.metrics.as_ref().map(local_address).transpose()
+        self.metrics.as_ref().and_then(MetricsPlace::address).transpose()
     }
 
     /// What a client on this machine connects to.
@@ -169,8 +171,9 @@ impl Server {
         let mut phase = service.phase.subscribe();
         let mut connections = JoinSet::new();
         let mut background = JoinSet::new();
-        if let Some(listener) = metrics {
-            background.spawn(metrics::serve(service.clone(), listener));
+        if let Some(place) = metrics {
+            let service = service.clone();
+            background.spawn(async move { metrics::serve(service, place.listener().await).await });
         }
         let strangers = Strangers::new(strangers_max(&service));
         let (accepted, mut incoming) = tokio::sync::mpsc::channel(64);
@@ -181,11 +184,12 @@ impl Server {
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
             background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
         }
+        let own_place = local.as_ref().map(|local| local.path().display().to_string());
         if let Some(local) = local {
             if let Some(handover) = &handover {
-                handover.share_listener(ListenerKind::Local, local.path().display().to_string(), &local.listener);
+                handover.share_listener(ListenerKind::Local, local.path().display().to_string(), local.socket());
             }
-            let next = async move || local.listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
+            let next = async move || local.accept().await.map(Accepted::Local);
             background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
         }
         loop {
@@ -200,6 +204,8 @@ impl Server {
                     let (service, accepted) = (service.clone(), accepted.clone());
                     let Some(handover) = handover.clone() else { continue };
                     match taken {
+                        // What is at the place of one of its own is that.
+                        Taken::Listener(listener) if Some(&listener.address) == own_place.as_ref() => {}
                         Taken::Listener(listener) => {
                             background.spawn(accept_inherited(service, handover, listener, accepted));
                         }
@@ -321,7 +327,7 @@ fn stages(handover: &Option<Arc<Handover>>) -> Option<watch::Receiver<Stage>> {
 /// Returns once connections are stopped, or are not any more.
 async fn stopping(stages: &mut Option<watch::Receiver<Stage>>, wanted: bool) {
     let Some(stages) = stages else { return std::future::pending().await };
-    if stages.wait_for(|stage| (*stage == Stage::Stopping) == wanted).await.is_err() {
+    if stages.wait_for(|stage| matches!(*stage, Stage::Stopping | Stage::Losing) == wanted).await.is_err() {
         std::future::pending().await
     }
 }
@@ -403,6 +409,27 @@ async fn outlived(service: Arc<Service>) {
     std::future::pending().await
 }
 
+/// Holds the place of a socket in the file system that this host has of another one, from when that one is gone: so that no third takes it
+/// for one that a server left behind, and that what is there goes with this server.
+async fn hold_place(kind: ListenerKind, address: &str, place: &Mutex<Option<LocalPlace>>) {
+    if kind == ListenerKind::Local {
+        loop {
+            match LocalPlace::take(Path::new(address)) {
+                Ok(Some(taken)) => {
+                    *place.lock() = Some(taken);
+                    break;
+                }
+                Ok(None) => tokio::time::sleep(PREDECESSOR_LOOKS).await,
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    break;
+                }
+            }
+        }
+    }
+    std::future::pending().await
+}
+
 async fn accept_from(
     kind: ListenerKind,
     socket: OwnedFd,
@@ -438,6 +465,8 @@ async fn accept_inherited(
     let both = socket.try_clone();
     let stages = Some(handover.passing.stages());
     let accepting = accept_from(kind, socket, accepted.clone(), stages.clone());
+    let place = Mutex::new(None);
+    let holding = hold_place(kind, &address, &place);
     tokio::select! {
         ended = accepting => {
             if let Err(error) = ended {
@@ -445,8 +474,13 @@ async fn accept_inherited(
             }
             return;
         }
+        // It does not return.
+        () = holding => return,
         // The sender is gone only where another one took its place.
-        Ok(()) = went_back => return,
+        Ok(()) = went_back => {
+            place.lock().take().into_iter().for_each(LocalPlace::leave);
+            return;
+        }
         () = outlived(service) => {}
     }
     if let Ok(both) = both {

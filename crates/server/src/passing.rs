@@ -1,7 +1,8 @@
 //! Clients' connections that go over to the host that takes over from this one, at a planned change of primary.
 //!
 //! Each connection that may go over is known here. A switch-over first *asks*: each connection says when it comes between two statements,
-//! so that transactions that were open have ended. Then it has them *stop*: a connection that comes between two statements writes its
+//! and whether it is in a transaction then, so that transactions that were open have time to end. A statement that is still the same at the end of that
+//! time ends with an error. Then it has them *stop*: a connection that comes between two statements writes its
 //! session down as bytes and does nothing more until it is told what became of the switch-over. The bytes go to the other host, which has a
 //! duplicate of the socket already (`handover`).
 //!
@@ -17,10 +18,13 @@
 //! * **A connection goes on at one of the two, or ends.** Whoever has the database in the end goes on with the connections that it has the bytes
 //!   of, and shuts down the sockets of all others. A process that ends closes what it has.
 //!
-//! Not able to go over: connections with TLS, whose state is the process's; those in a transaction, or with cursors that outlive one, for
+//! A transaction that is open then is lost, unless nothing was done in it: it stays open here until the other host has the database, and its
+//! client is told by that one (40001).
+//!
+//! Not able to go over: connections with TLS, whose state is the process's; those within a COPY, or with cursors that outlive a transaction, for
 //! longer than the switch-over waits; those with more than [`BYTES_MAX`] to be passed on. They end as at any other take-over.
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +34,8 @@ use tokio::sync::{oneshot, watch};
 /// Bytes of one session at most.
 pub(crate) const BYTES_MAX: usize = 4 << 20;
 
-/// How long connections have to stop that came between two statements before, at least, and as a part of the time that open transactions
-/// have. Others wait that long for their answers.
+/// How long connections have to stop, at least, and as a part of the time that open transactions have; and once more, if statements are
+/// ended then. Others wait that long for their answers.
 const STOP_WITHIN: Duration = Duration::from_millis(500);
 const STOP_WITHIN_PART: u32 = 10;
 
@@ -39,10 +43,12 @@ const STOP_WITHIN_PART: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Nothing,
-    /// To say once that they are between two statements.
+    /// To say when they are between two statements.
     Asking,
-    /// To stop there.
+    /// To stop there; in a transaction, only if that has had its time.
     Stopping,
+    /// To stop there in any case.
+    Losing,
 }
 
 /// What became of a switch-over, to a connection that was stopped.
@@ -78,8 +84,41 @@ struct Inner {
 
 struct Known {
     session: u32,
-    /// It came between two statements since it was asked, or cannot be expected to.
-    is_between: bool,
+    /// Ends its statement, if one runs.
+    end_statement: Box<dyn Fn() + Send>,
+    place: Place,
+    /// It was where it goes over with all that it has: a transaction that it is in has not had the time of those that were open yet.
+    was_whole: bool,
+}
+
+/// Where a connection is, as it said last since it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It has said nothing: it is within a statement.
+    Unknown,
+    /// Between two statements of a transaction.
+    InTransaction,
+    /// Where it goes over with all that it has.
+    Between,
+    /// Its statement was told to end.
+    Ending,
+    /// It cannot be expected to stop.
+    Stays,
+}
+
+impl Inner {
+    /// Ends the statements of connections, but of the caller's. Whether there were any. `of`: whether it has stopped, and what is known of it.
+    fn end_statements(&mut self, caller: Option<u32>, of: impl Fn(bool, &Known) -> bool) -> bool {
+        let mut any = false;
+        for (number, known) in &mut self.connections {
+            if Some(known.session) != caller && of(self.stopped.contains_key(number), known) {
+                known.place = Place::Ending;
+                (known.end_statement)();
+                any = true;
+            }
+        }
+        any
+    }
 }
 
 /// A connection that may go over, until dropped.
@@ -110,23 +149,31 @@ impl Passenger {
         *self.stage.borrow_and_update()
     }
 
-    /// It is between two statements.
-    pub(crate) fn is_between(&self) {
-        let mut inner = self.passing.inner.lock();
-        if let Some(known) = inner.connections.get_mut(&self.number)
-            && !std::mem::replace(&mut known.is_between, true)
-        {
-            self.passing.changed.notify_all();
-        }
+    /// It is between two statements. `is_whole`: and would go over with all that it has.
+    pub(crate) fn is_between(&self, is_whole: bool) {
+        self.is_at(if is_whole { Place::Between } else { Place::InTransaction });
+    }
+
+    /// Whether a transaction that it is in has time to end.
+    pub(crate) fn has_time(&self) -> bool {
+        let inner = self.passing.inner.lock();
+        *self.passing.stage.borrow() != Stage::Losing
+            && inner.connections.get(&self.number).is_some_and(|known| known.was_whole)
     }
 
     /// It cannot go over as it is: nothing waits for it.
     pub(crate) fn cannot_stop(&self) {
+        self.is_at(Place::Stays);
+    }
+
+    fn is_at(&self, place: Place) {
         let mut inner = self.passing.inner.lock();
         if let Some(known) = inner.connections.get_mut(&self.number) {
-            known.is_between = false;
+            known.was_whole |= place == Place::Between;
+            if std::mem::replace(&mut known.place, place) != place {
+                self.passing.changed.notify_all();
+            }
         }
-        self.passing.changed.notify_all();
     }
 
     /// Stops with its session written down, until it is known what became of the switch-over.
@@ -134,7 +181,7 @@ impl Passenger {
         let outcome = {
             let mut inner = self.passing.inner.lock();
             // The stage may be over by now; under the lock it does not end.
-            if *self.passing.stage.borrow() != Stage::Stopping {
+            if !matches!(*self.passing.stage.borrow(), Stage::Stopping | Stage::Losing) {
                 return Outcome::Stays;
             }
             if let Some(outcome) = inner.over {
@@ -161,8 +208,14 @@ impl Passing {
     }
 
     /// Knows one more connection from now on.
-    pub(crate) fn enter(self: &Arc<Self>, number: u64, session: u32) -> Passenger {
-        self.inner.lock().connections.insert(number, Known { session, is_between: false });
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        number: u64,
+        session: u32,
+        end_statement: impl Fn() + Send + 'static,
+    ) -> Passenger {
+        let known = Known { session, end_statement: Box::new(end_statement), place: Place::Unknown, was_whole: true };
+        self.inner.lock().connections.insert(number, known);
         Passenger { passing: self.clone(), number, stage: self.stage.subscribe() }
     }
 
@@ -176,26 +229,55 @@ impl Passing {
     }
 
     /// Stops all connections that can be, but for that of the caller's session, and returns what they wrote, by number. Transactions that are
-    /// open have as long as `drain`.
+    /// open have as long as `drain`; then statements that have run since before end with an error, and transactions that are open are lost.
     pub(crate) fn stop(&self, drain: Duration, caller: Option<u32>) -> Vec<(u64, Vec<u8>)> {
+        let stop_within = STOP_WITHIN.max(drain / STOP_WITHIN_PART);
         let mut inner = self.inner.lock();
-        inner.connections.values_mut().for_each(|known| known.is_between = false);
+        for known in inner.connections.values_mut() {
+            (known.place, known.was_whole) = (Place::Unknown, drain.is_zero());
+        }
         inner.written.clear();
         self.set_stage(Stage::Asking);
-        let end = Instant::now() + drain;
-        let is_late = |known: &Known| !known.is_between && Some(known.session) != caller;
-        while inner.connections.values().any(is_late) && !self.changed.wait_until(&mut inner, end).timed_out() {}
+        let is_drained = |_: &Inner, _: u64, known: &Known| known.was_whole || known.place == Place::Stays;
+        self.wait(&mut inner, caller, drain, is_drained);
+        if !drain.is_zero() && inner.end_statements(caller, |_, known| known.place == Place::Unknown) {
+            self.wait(&mut inner, caller, stop_within, |_, _, known| known.place != Place::Ending);
+        }
         self.set_stage(Stage::Stopping);
-        let end = Instant::now() + STOP_WITHIN.max(drain / STOP_WITHIN_PART);
-        loop {
-            let goes_on = |(number, known): (&u64, &Known)| {
-                known.is_between && Some(known.session) != caller && !inner.stopped.contains_key(number)
+        let is_stopped = |inner: &Inner, number: u64, known: &Known| {
+            matches!(known.place, Place::Ending | Place::Stays) || inner.stopped.contains_key(&number)
+        };
+        self.wait(&mut inner, caller, stop_within, is_stopped);
+        let is_late = |is_stopped: bool, known: &Known| !is_stopped && known.place != Place::Stays;
+        if inner
+            .connections
+            .iter()
+            .any(|(number, known)| Some(known.session) != caller && is_late(inner.stopped.contains_key(number), known))
+        {
+            self.set_stage(Stage::Losing);
+            inner.end_statements(caller, is_late);
+            let is_stopped = |inner: &Inner, number: u64, known: &Known| {
+                known.place == Place::Stays || inner.stopped.contains_key(&number)
             };
-            if !inner.connections.iter().any(goes_on) || self.changed.wait_until(&mut inner, end).timed_out() {
-                break;
-            }
+            self.wait(&mut inner, caller, stop_within, is_stopped);
         }
         std::mem::take(&mut inner.written)
+    }
+
+    /// Until all connections but the caller's are there, or for so long.
+    fn wait(
+        &self,
+        inner: &mut MutexGuard<'_, Inner>,
+        caller: Option<u32>,
+        within: Duration,
+        is_there: impl Fn(&Inner, u64, &Known) -> bool,
+    ) {
+        let end = Instant::now() + within;
+        let is_late = |inner: &Inner| {
+            let mut others = inner.connections.iter().filter(|(_, known)| Some(known.session) != caller);
+            others.any(|(number, known)| !is_there(inner, *number, known))
+        };
+        while is_late(inner) && !self.changed.wait_until(inner, end).timed_out() {}
     }
 
     /// Tells connections that are stopped, and those that stopped too late.
@@ -230,8 +312,8 @@ mod tests {
         loop {
             match passenger.stage() {
                 Stage::Nothing => {}
-                Stage::Asking => passenger.is_between(),
-                Stage::Stopping => return passenger.stop(vec![passenger.number as u8]).await,
+                Stage::Asking => passenger.is_between(true),
+                Stage::Stopping | Stage::Losing => return passenger.stop(vec![passenger.number as u8]).await,
             }
             passenger.stage.changed().await.unwrap();
         }
@@ -242,14 +324,15 @@ mod tests {
         for outcome in [Outcome::Stays, Outcome::Gone] {
             let passing = Passing::new();
             // The third calls, the fourth is in a transaction.
-            let _caller = passing.enter(30, 3);
-            let _busy = passing.enter(40, 4);
-            let serving = [passing.enter(10, 1), passing.enter(20, 2)].map(|passenger| tokio::spawn(serve(passenger)));
+            let _caller = passing.enter(30, 3, || ());
+            let _busy = passing.enter(40, 4, || ());
+            let serving = [passing.enter(10, 1, || ()), passing.enter(20, 2, || ())]
+                .map(|passenger| tokio::spawn(serve(passenger)));
             let mut written = stopped(&passing, Duration::from_millis(50)).await;
             written.sort();
             assert_eq!(written, [(10, vec![10]), (20, vec![20])]);
             // Too late.
-            let late = tokio::spawn(serve(passing.enter(50, 5)));
+            let late = tokio::spawn(serve(passing.enter(50, 5, || ())));
             while passing.inner.lock().stopped.len() < 3 {
                 tokio::task::yield_now().await;
             }
@@ -266,7 +349,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_connection_that_ends_is_not_waited_for() {
         let passing = Passing::new();
-        let busy = passing.enter(10, 1);
+        let busy = passing.enter(10, 1, || ());
         let stopping = passing.clone();
         let stopping = tokio::task::spawn_blocking(move || stopping.stop(LONG, None));
         while !busy.is_asked() {
@@ -275,5 +358,37 @@ mod tests {
         drop(busy);
         assert_eq!(stopping.await.unwrap(), []);
         passing.tell(Outcome::Stays);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_statement_ends_where_its_connection_would_not_stop() {
+        for (drain, in_transaction) in [(Duration::from_millis(20), false), (Duration::ZERO, false), (LONG, true)] {
+            let passing = Passing::new();
+            let (end, ended) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicBool::new(false)));
+            let (told, ending) = (ended.clone(), end.clone());
+            let mut running = passing.enter(10, 1, move || {
+                told.store(true, Ordering::Release);
+                ending.notify_one();
+            });
+            let stopping = passing.clone();
+            let drain_until = drain.min(Duration::from_millis(50));
+            let stopping = tokio::task::spawn_blocking(move || stopping.stop(drain_until, None));
+            while !running.is_asked() {
+                tokio::task::yield_now().await;
+            }
+            let serving = tokio::spawn(async move {
+                if in_transaction {
+                    running.is_between(false);
+                    drop(running.stage.wait_for(|stage| *stage == Stage::Stopping).await.unwrap());
+                } else {
+                    end.notified().await;
+                }
+                serve(running).await
+            });
+            assert_eq!(stopping.await.unwrap(), [(10, vec![10])]);
+            assert_eq!(ended.load(Ordering::Acquire), !in_transaction);
+            passing.tell(Outcome::Gone);
+            assert_eq!(serving.await.unwrap(), Outcome::Gone);
+        }
     }
 }

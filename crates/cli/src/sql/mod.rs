@@ -95,7 +95,12 @@ pub(crate) fn connect(
 
 /// A client of the server at `url`.
 pub(crate) fn connect_server(runtime: &Runtime, url: &str) -> Result<Client> {
-    runtime.block_on(Client::connect(Target::Server(Url::parse(url)?), &mut ask_password))
+    runtime.block_on(client_of(url))
+}
+
+/// As [`connect_server`], on a thread of the runtime.
+pub(crate) async fn client_of(url: &str) -> Result<Client> {
+    Client::connect(Target::Server(Url::parse(url)?), &mut ask_password).await
 }
 
 pub fn run(runtime: &Runtime, args: SqlArgs) -> Result<ExitCode> {

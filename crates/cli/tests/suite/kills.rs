@@ -89,12 +89,14 @@ async fn write(url: String, number: usize, first: i64, told: Arc<Told>, mut rand
     }
 }
 
-/// Runs a transaction until it is not undone for the sake of another one. False: the server is gone.
+/// Runs a transaction until it is not undone for the sake of another one, and a checkpoint has made room for it in the log, which takes
+/// longer than the server waits where others have the processors. False: the server is gone.
 async fn is_through(client: &Client, sql: &str) -> bool {
+    let is_to_come_again = |code: &str| code.starts_with("40") || code == "53100";
     loop {
         match client.batch_execute(sql).await {
             Ok(()) => return true,
-            Err(error) if error.code().is_some_and(|code| code.code().starts_with("40")) => {
+            Err(error) if error.code().is_some_and(|code| is_to_come_again(code.code())) => {
                 if client.batch_execute("ROLLBACK").await.is_err() {
                     return false;
                 }

@@ -44,6 +44,7 @@ mod synchronous;
 mod tpcc_client;
 mod transaction_ids;
 mod transactions;
+mod upgrade;
 mod upkeep;
 mod wire;
 mod witness;

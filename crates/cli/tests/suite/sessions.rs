@@ -14,7 +14,7 @@ const STREAMING: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 
 
 /// Hosts that come back as standbys. No host takes another for silent on a busy machine, and none gives up because of it: each change is
 /// the test's.
-fn rejoining(cluster: &Cluster, drain: &str) -> String {
+pub fn rejoining(cluster: &Cluster, drain: &str) -> String {
     let config = cluster.folder.path().join("tidepool.toml");
     let text = format!("[pool]\non_fenced = \"rejoin\"\nhost_timeout = \"60s\"\nswitchover_drain = \"{drain}\"\n");
     std::fs::write(&config, text).unwrap();
@@ -36,7 +36,7 @@ fn address(url: &str) -> SocketAddr {
     url.split('@').nth(1).unwrap().split('/').next().unwrap().parse().unwrap()
 }
 
-async fn switch_over(url: &str, to: &str) {
+pub async fn switch_over(url: &str, to: &str) {
     let (url, to) = (url.to_owned(), to.to_owned());
     let switching = move || {
         let done = tidepool().args(["switchover", &url, "--to", &to]).output().unwrap();
@@ -47,8 +47,8 @@ async fn switch_over(url: &str, to: &str) {
 }
 
 /// A client with all that a session can have between two statements.
-struct Rich {
-    client: Client,
+pub struct Rich {
+    pub client: Client,
     insert: Statement,
     select: Statement,
     process_id: String,
@@ -56,7 +56,7 @@ struct Rich {
 }
 
 impl Rich {
-    async fn new(url: &str, number: i32) -> Rich {
+    pub async fn new(url: &str, number: i32) -> Rich {
         let client = connect(&format!("{url}?application_name=rich{number}&options=-c%20lock_timeout%3D7s")).await;
         let setup = format!(
             "SET search_path = s{number}, public; SET TIME ZONE 'Europe/Zurich'; SET app.number = '{number}';
@@ -75,7 +75,7 @@ impl Rich {
         Rich { client, insert, select, process_id, number }
     }
 
-    async fn state(&self) -> String {
+    pub async fn state(&self) -> String {
         let settings = ["search_path", "TimeZone", "app.number", "work_mem", "statement_timeout", "lock_timeout"];
         let more = ["default_transaction_isolation", "application_name", "session_authorization"];
         let settings = settings.iter().chain(&more).map(|name| format!("current_setting('{name}')"));
@@ -85,7 +85,7 @@ impl Rich {
     }
 
     /// Uses what it has. `round`: how often it was asked.
-    async fn check(&self, round: i32, state: &str) {
+    pub async fn check(&self, round: i32, state: &str) {
         assert_eq!(self.state().await, state);
         assert_eq!(one(&self.client, "EXECUTE twice(21)").await, "42");
         let name = format!("rich{}", self.number);
@@ -102,7 +102,7 @@ impl Rich {
     }
 
     /// By the key that it was told when it connected.
-    async fn check_cancel(&self) {
+    pub async fn check_cancel(&self) {
         let cancel = self.client.cancel_token();
         let mut sleeping = std::pin::pin!(self.client.simple_query("SELECT pg_sleep(3600)"));
         let ended = loop {
@@ -117,7 +117,7 @@ impl Rich {
 }
 
 /// Adds to its account, until it is stopped or its connection ends: how often, and the longest that one transaction took.
-async fn add(url: String, account: i32, stopped: Arc<AtomicBool>) -> (i64, Duration, Option<Error>) {
+pub async fn add(url: String, account: i32, stopped: Arc<AtomicBool>) -> (i64, Duration, Option<Error>) {
     let mut client = connect(&url).await;
     let (mut added, mut longest) = (0, Duration::ZERO);
     let update =
@@ -144,12 +144,16 @@ async fn add(url: String, account: i32, stopped: Arc<AtomicBool>) -> (i64, Durat
 
 async fn set_up(url: &str) {
     let client = connect(url).await;
+    create_tables(&client).await;
+    until(&client, STREAMING, "1").await;
+}
+
+pub async fn create_tables(client: &Client) {
     let tables = "CREATE TABLE t (id int PRIMARY KEY, name text);
                   CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL);
                   INSERT INTO accounts SELECT id, 0 FROM generate_series(1, 4) AS made(id);
                   CREATE SEQUENCE counted; CREATE SEQUENCE ahead CACHE 10";
     client.batch_execute(tables).await.unwrap();
-    until(&client, STREAMING, "1").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -214,7 +218,7 @@ async fn clients_notice_nothing_of_a_switch_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_go_over_ends_and_the_others_go_on() {
     let cluster = Cluster::new();
-    let config = rejoining(&cluster, "10s");
+    let config = rejoining(&cluster, "1s");
     let first = start(&cluster, "h1", "primary", &config, None);
     let second = start(&cluster, "h2", "standby", &config, None);
     set_up(&first.url).await;
@@ -222,24 +226,116 @@ async fn what_cannot_go_over_ends_and_the_others_go_on() {
     // What it prepared is changed by then.
     let changed = idle.prepare("SELECT balance FROM accounts WHERE id = $1").await.unwrap();
     idle.batch_execute("ALTER TABLE accounts ALTER balance TYPE int").await.unwrap();
-    let within = connect(&first.url).await;
-    within.batch_execute("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1").await.unwrap();
     let holding = connect(&first.url).await;
-    let hold = "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT id FROM accounts; COMMIT";
+    let hold = "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT id, name, now() FROM (VALUES (1, 'a'), (2, NULL), (3, 'c')) AS v(id, name);
+                DECLARE ended CURSOR WITH HOLD FOR SELECT id FROM t; FETCH 1 FROM ended; COMMIT; FETCH 1 FROM c";
     holding.batch_execute(hold).await.unwrap();
+    // More than goes over.
+    let large = connect(&first.url).await;
+    large
+        .batch_execute("DECLARE c CURSOR WITH HOLD FOR SELECT repeat('x', 1000) FROM generate_series(1, 10000)")
+        .await
+        .unwrap();
     // One of the next primary's own clients has what one that goes over has, too.
     let (taken, locked) = (connect(&second.url).await, connect(&first.url).await);
     taken.batch_execute("SELECT pg_advisory_lock(1)").await.unwrap();
     locked.batch_execute("SELECT pg_advisory_lock(1)").await.unwrap();
     switch_over(&first.url, "h2").await;
-    for ended in [&within, &holding, &locked] {
+    for ended in [&large, &locked] {
         assert!(ended.batch_execute("SELECT 1").await.is_err());
     }
+    assert_eq!(one(&holding, "FETCH 1 FROM c").await, "2");
+    holding.batch_execute("BEGIN").await.unwrap();
+    let at = holding.batch_execute("UPDATE t SET name = '' WHERE CURRENT OF c").await.unwrap_err();
+    assert_eq!(code(&at), "24000");
+    holding.batch_execute("ROLLBACK").await.unwrap();
+    let left = holding.simple_query("FETCH ALL FROM c").await.unwrap();
+    let rows: Vec<_> = left
+        .iter()
+        .filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => {
+                Some((row.get(0).map(str::to_owned), row.get(1).map(str::to_owned)))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rows, [(Some("3".to_owned()), Some("c".to_owned()))]);
+    holding.batch_execute("FETCH ALL FROM ended; CLOSE c; CLOSE ended").await.unwrap();
     assert_eq!(one(&taken, "SELECT pg_advisory_unlock(1)").await, "t");
     assert_eq!(one(&idle, "SELECT balance FROM accounts WHERE id = 1").await, "0");
     assert_eq!(code(&idle.query(&changed, &[&1]).await.unwrap_err()), "0A000");
     idle.batch_execute("UPDATE accounts SET balance = 5 WHERE id = 1").await.unwrap();
     assert_eq!(one(&taken, "SELECT balance FROM accounts WHERE id = 1").await, "5");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_that_are_open_are_lost_and_their_clients_told() {
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "1s");
+    let first = start(&cluster, "h1", "primary", &config, None);
+    let second = start(&cluster, "h2", "standby", &config, None);
+    set_up(&first.url).await;
+    let begin = async |sql: &str| {
+        let client = connect(&first.url).await;
+        client.batch_execute("SET work_mem = '9MB'").await.unwrap();
+        client.batch_execute(sql).await.unwrap();
+        client
+    };
+    let reading = begin("BEGIN; SELECT count(*) FROM accounts").await;
+    let writing = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1; SET work_mem = '11MB'").await;
+    let committing = begin("BEGIN; SET LOCAL work_mem = '12MB'; UPDATE accounts SET balance = 100 WHERE id = 2").await;
+    let saved = begin("BEGIN; SAVEPOINT s; UPDATE accounts SET balance = 100 WHERE id = 3").await;
+    let fetching = begin("BEGIN; DECLARE c CURSOR FOR SELECT id FROM accounts; FETCH 1 FROM c").await;
+    let begun = begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await;
+    let failed = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 4").await;
+    assert!(failed.batch_execute("SELECT 1 / 0").await.is_err());
+    let mut ported = begin("SELECT 1").await;
+    let transaction = ported.transaction().await.unwrap();
+    let portal = transaction.bind("SELECT id FROM accounts", &[]).await.unwrap();
+    assert_eq!(transaction.query_portal(&portal, 1).await.unwrap().len(), 1);
+    let sleeping = begin("SELECT 1").await;
+    let (waiting, blocking) = (begin("SELECT 1").await, begin("BEGIN; SELECT pg_advisory_xact_lock(5)").await);
+    let sleep = async {
+        let (slept, waited) = tokio::join!(
+            sleeping.batch_execute("SELECT pg_sleep(3600)"),
+            waiting.batch_execute("SELECT pg_advisory_lock(5)"),
+        );
+        [slept, waited].map(|ended| code(&ended.unwrap_err()).to_owned())
+    };
+    let (ended, ()) = tokio::join!(sleep, switch_over(&first.url, "h2"));
+    assert_eq!(ended, ["40001", "40001"]);
+    let error = async |client: &Client, sql: &str| code(&client.batch_execute(sql).await.unwrap_err()).to_owned();
+    for client in [&reading, &writing, &blocking] {
+        assert_eq!(error(client, "SELECT 1").await, "40001");
+        assert_eq!(error(client, "SELECT 1").await, "25P02");
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+    assert_eq!(error(&saved, "ROLLBACK TO s").await, "40001");
+    assert_eq!(error(&saved, "ROLLBACK TO s").await, "3B001");
+    // Also where its end was asked for: the client did not know. It is over then.
+    assert_eq!(error(&committing, "COMMIT").await, "40001");
+    assert_eq!(error(&fetching, "FETCH 1 FROM c").await, "40001");
+    assert_eq!(code(&transaction.query_portal(&portal, 1).await.unwrap_err()), "40001");
+    transaction.rollback().await.unwrap();
+    saved.batch_execute("ROLLBACK").await.unwrap();
+    fetching.batch_execute("COMMIT").await.unwrap();
+    // Of one in which nothing was done, nothing is lost.
+    assert_eq!(one(&begun, "SHOW transaction_isolation").await, "repeatable read");
+    assert_eq!(error(&begun, "DELETE FROM accounts").await, "25006");
+    begun.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(error(&failed, "SELECT 1").await, "25P02");
+    failed.batch_execute("COMMIT").await.unwrap();
+    for client in [&reading, &writing, &committing, &saved, &fetching, &begun, &failed, &sleeping, &waiting, &blocking]
+    {
+        assert_eq!(one(client, "SHOW work_mem").await, "9MB");
+        assert_eq!(one(client, "SELECT pg_is_in_recovery()").await, "f");
+    }
+    assert_eq!(one(&ported, "SELECT sum(balance) FROM accounts").await, "0");
+    for host in [first, second] {
+        host.signal(libc::SIGTERM);
+        let (_, log) = host.wait();
+        assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");
+    }
 }
 
 /// Ends one of the two hosts at a point of a switch-over: clients go on at the other, or their connections end, and no answer is lost

@@ -12,7 +12,6 @@ use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_log::files::SystemFiles;
 use tidepool_log::{DatabaseIdentity, PoolSource, PoolTail};
-use tidepool_pool::words::HostState;
 
 /// Threads that apply rows, at most: they share the machine with statements that read.
 pub(super) const APPLY_THREADS_MAX: usize = 4;

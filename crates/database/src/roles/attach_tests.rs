@@ -116,10 +116,11 @@ fn who_attached_to_all_there_is_is_not_behind() {
     let (standby, mut following) = Following::attach(standby, &host, None).unwrap();
     standby.halt();
     assert_eq!(primary.standbys().iter().map(|standby| standby.is_following).collect::<Vec<_>>(), [false]);
-    let refused = primary.switch_over("standby", u64::MAX, true, None).unwrap_err();
+    let trial = |lag_max| SwitchoverOptions { lag_max, is_trial: true, ..SwitchoverOptions::default() };
+    let refused = primary.switch_over("standby", &trial(u64::MAX)).unwrap_err();
     assert_eq!(refused.message(), "host \"standby\" has not caught up with the log yet");
     while following.read(&standby).unwrap() {}
-    assert_eq!(primary.switch_over("standby", 0, true, None).unwrap().lag_bytes, 0);
+    assert_eq!(primary.switch_over("standby", &trial(0)).unwrap().lag_bytes, 0);
     let shown = primary.standbys();
     assert_eq!((shown[0].is_following, shown[0].replayed), (true, primary.written_lsn()));
     assert_eq!(rows(&standby, "t"), rows(&primary, "t"));

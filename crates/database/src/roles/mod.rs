@@ -78,7 +78,7 @@ use tidepool_txn::Appended;
 pub use copying::CopyState;
 pub use positions::PositionWait;
 pub use readers::HostHolds;
-pub use shown::{PassesSessions, ReplayPause, Standby, Switchover, Upstream};
+pub use shown::{PassesSessions, ReplayPause, Standby, Switchover, SwitchoverOptions, Upstream};
 pub use standby_names::StandbyNames;
 pub use synchronous::{StandbyWait, SyncState};
 pub use tier2::SecondTierState;
@@ -213,6 +213,8 @@ pub(crate) struct Roles {
     watches: Mutex<Vec<RoleWatch>>,
     /// This host has told another one to take over from it.
     hands_over: AtomicBool,
+    /// And ends once it has.
+    ends: AtomicBool,
     /// What passes its clients on then.
     passing: Mutex<Option<Weak<dyn PassesSessions>>>,
     /// Whom a command is making sure of that it is dead, and since when.
@@ -261,6 +263,7 @@ impl Roles {
             changed: Condvar::new(),
             watches: Mutex::default(),
             hands_over: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
             passing: Mutex::default(),
             fencing: Arc::default(),
             fence_command: settings.fence_command.clone(),
@@ -432,6 +435,11 @@ impl Database {
     /// What it is to do when it is fenced, as it was configured. `None` where it has no role.
     pub fn on_fenced(&self) -> Option<OnFenced> {
         self.roles.as_ref().map(|roles| roles.on_fenced)
+    }
+
+    /// Whether this process was told to end when it handed over.
+    pub fn ends_after_switchover(&self) -> bool {
+        self.roles.as_ref().is_some_and(|roles| roles.ends.load(Ordering::Acquire))
     }
 
     /// Has `watch` told of the role that there is, and of each change from then on.

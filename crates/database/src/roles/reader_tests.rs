@@ -40,7 +40,9 @@ fn readers_show_what_is_committed_and_refuse_to_write() {
     drop(transaction);
     let refused = first.promote(WAIT).unwrap_err();
     assert_eq!(refused.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
-    let refused = primary.switch_over("r1", u64::MAX, false, None).unwrap_err();
+    let refused = primary
+        .switch_over("r1", &SwitchoverOptions { lag_max: u64::MAX, ..SwitchoverOptions::default() })
+        .unwrap_err();
     assert_eq!(refused.message(), "host \"r1\" is a reader, and cannot become primary");
     first.close().unwrap();
     drop(first);

@@ -83,6 +83,19 @@ pub struct Upstream {
     pub written: Lsn,
 }
 
+/// How a switch-over is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchoverOptions {
+    /// Bytes of the log that the other host may not have applied.
+    pub lag_max: u64,
+    /// It is looked at only.
+    pub is_trial: bool,
+    /// This process ends afterwards, whatever it was configured to do when it is taken over from.
+    pub ends: bool,
+    /// The session that asks, if one does, which stays here.
+    pub caller: Option<u32>,
+}
+
 /// A switch-over that was tried or done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switchover {
@@ -249,10 +262,10 @@ impl Database {
         }
     }
 
-    /// Has the standby of a name take over from this host, which is primary, if what it has not applied is at most `lag_max` bytes.
-    /// With `is_trial` it is looked at only. What this host has acknowledged is not lost: it is fenced as by any other take-over. `caller`: the
-    /// session that asks, if one does, which stays here.
-    pub fn switch_over(&self, to: &str, lag_max: u64, is_trial: bool, caller: Option<u32>) -> Result<Switchover> {
+    /// Has the standby of a name take over from this host, which is primary. What this host has acknowledged is not lost: it is fenced as
+    /// by any other take-over.
+    pub fn switch_over(&self, to: &str, options: &SwitchoverOptions) -> Result<Switchover> {
+        let SwitchoverOptions { lag_max, is_trial, ends, caller } = *options;
         let not_here = |message: String| Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message);
         let roles = self.roles.as_ref().filter(|roles| roles.role() == HostRole::Primary);
         let (Some(roles), Some(reign)) = (roles, roles.and_then(|roles| roles.reign.get())) else {
@@ -299,11 +312,14 @@ impl Database {
         if roles.hands_over.swap(true, Ordering::AcqRel) {
             return Err(Error::new(SqlState::OBJECT_IN_USE, "a switch-over is under way already"));
         }
+        // Whoever ends or begins anew looks at it once this host is fenced.
+        roles.ends.store(ends, Ordering::Release);
         let done = self.hand_over(roles, *reign, view.host, caller);
         if let Ok(true) = done {
             switched.is_done = true;
             return Ok(switched);
         }
+        roles.ends.store(false, Ordering::Release);
         roles.hands_over.store(false, Ordering::Release);
         done?;
         Err(not_here(format!("host \"{to}\" has not taken over within {} s", SWITCHOVER_WAIT.as_secs())))

@@ -6,13 +6,17 @@ use super::{BatchStream, Outcome, ResultColumn, Session};
 use crate::facts::SessionFacts;
 use crate::locking;
 use crate::names::OutputNames;
+use crate::portable::{PortableColumn, PortableCursor};
 use crate::query;
 use crate::statement::current::cursor_of;
 use crate::statement::{Command, FetchCount, Statement};
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
+use arrow_ipc::reader::StreamReader;
+use arrow_ipc::writer::StreamWriter;
 use futures::StreamExt;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_heap::Reservation;
@@ -22,8 +26,10 @@ pub(super) struct Cursor {
     pub(super) columns: Vec<ResultColumn>,
     /// Never locked: a stream alone is not `Sync`, and a session that is not could not be lent across an await.
     batches: Mutex<BatchStream>,
-    /// Rows of the last batch not yet fetched.
-    rest: Option<RecordBatch>,
+    /// Rows that come before those: what was read, and is not fetched yet.
+    rest: VecDeque<RecordBatch>,
+    /// All that there is has been read.
+    is_settled: bool,
     pub(super) hold: bool,
     /// In the order of opening.
     pub(super) number: u64,
@@ -76,6 +82,39 @@ impl Place {
             Some(row) => Ok(row[place]),
             None => Err(refused(format!("cursor \"{cursor}\" is not positioned on a row"))),
         }
+    }
+}
+
+impl Cursor {
+    /// `None` while it has rows that are not read.
+    fn to_portable(&self) -> Result<Option<PortableCursor>> {
+        if !self.is_settled {
+            return Ok(None);
+        }
+        let column = |column: &ResultColumn| {
+            Ok(PortableColumn {
+                name: column.name.clone(),
+                sql_type: serde_json::to_string(&column.sql_type)
+                    .map_err(|error| Error::internal(error.to_string()))?,
+                type_oid: column.type_oid,
+                type_modifier: column.type_modifier,
+                table_oid: column.table_oid,
+                attribute: column.attribute,
+            })
+        };
+        let mut rows = Vec::new();
+        if let Some(first) = self.rest.front() {
+            // Without the ids of rows: it can be at none any more.
+            let shown = self.place.tables.len()..first.num_columns();
+            let mut writer = StreamWriter::try_new(&mut rows, &part(first, shown.clone())?.schema())
+                .map_err(crate::errors::from_arrow)?;
+            for batch in &self.rest {
+                writer.write(&part(batch, shown.clone())?).map_err(crate::errors::from_arrow)?;
+            }
+            writer.finish().map_err(crate::errors::from_arrow)?;
+        }
+        let columns = self.columns.iter().map(column).collect::<Result<_>>()?;
+        Ok(Some(PortableCursor { name: self.place.cursor.clone(), columns, rows }))
     }
 }
 
@@ -141,7 +180,8 @@ impl Session {
         self.next_cursor += 1;
         let locks = matches!(query.command(), Command::Locking { .. });
         let place = Place { cursor: name.to_owned(), tables, locks, is_held: false, row: None };
-        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number, place, _held: held };
+        let (batches, rest) = (Mutex::new(batches), VecDeque::new());
+        let cursor = Cursor { columns, batches, rest, is_settled: false, hold, number, place, _held: held };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::command("DECLARE CURSOR"))
     }
@@ -189,7 +229,7 @@ impl Session {
         let mut fetched = Vec::new();
         let mut rows = 0;
         while left > 0 {
-            let batch = match cursor.rest.take() {
+            let batch = match cursor.rest.pop_front() {
                 Some(batch) => batch,
                 None => match cursor.batches.get_mut().next().await {
                     Some(batch) => batch?,
@@ -198,7 +238,7 @@ impl Session {
             };
             let take = usize::try_from(left).unwrap_or(usize::MAX).min(batch.num_rows());
             if take < batch.num_rows() {
-                cursor.rest = Some(batch.slice(take, batch.num_rows() - take));
+                cursor.rest.push_front(batch.slice(take, batch.num_rows() - take));
             }
             rows += take as u64;
             left -= take as u64;
@@ -221,6 +261,80 @@ impl Session {
             batches: Box::pin(futures::stream::iter(fetched)),
             tag: "FETCH",
         })
+    }
+
+    /// Reads what cursors have left that outlive their transactions, so that they can go over to another process: at most `bytes_max` of each.
+    pub async fn settle_cursors(&mut self, bytes_max: usize) {
+        for cursor in self.cursors.values_mut().filter(|cursor| cursor.hold) {
+            let mut bytes: usize = cursor.rest.iter().map(RecordBatch::get_array_memory_size).sum();
+            while !cursor.is_settled && bytes <= bytes_max {
+                match cursor.batches.get_mut().next().await {
+                    Some(Ok(batch)) => {
+                        bytes += batch.get_array_memory_size();
+                        cursor.rest.push_back(batch);
+                    }
+                    // For who fetches it.
+                    Some(Err(error)) => {
+                        cursor.batches = Mutex::new(Box::pin(futures::stream::iter([Err(error)])));
+                        break;
+                    }
+                    None => cursor.is_settled = true,
+                }
+            }
+        }
+    }
+
+    /// Cursors that outlive their transactions, for another process. `None` while one has rows that are not read.
+    pub(super) fn portable_cursors(&self) -> Option<Vec<PortableCursor>> {
+        // Those of a transaction that is open end with it.
+        let of_earlier = |cursor: &&Cursor| cursor.hold && (self.block.is_none() || cursor.place.is_held);
+        let mut cursors: Vec<&Cursor> = self.cursors.values().filter(of_earlier).collect();
+        cursors.sort_by_key(|cursor| cursor.number);
+        cursors.into_iter().map(|cursor| cursor.to_portable().ok().flatten()).collect()
+    }
+
+    /// Opens a cursor of another process, where that was.
+    pub(super) fn open_portable_cursor(&mut self, portable: &PortableCursor) -> Result<()> {
+        let damaged = |what: String| Error::corrupted(format!("a cursor that was passed on is damaged: {what}"));
+        let column = |column: &PortableColumn| {
+            Ok(ResultColumn {
+                name: column.name.clone(),
+                sql_type: serde_json::from_str(&column.sql_type).map_err(|error| damaged(error.to_string()))?,
+                type_oid: column.type_oid,
+                type_modifier: column.type_modifier,
+                table_oid: column.table_oid,
+                attribute: column.attribute,
+            })
+        };
+        let columns = portable.columns.iter().map(column).collect::<Result<Vec<_>>>()?;
+        let mut rest = VecDeque::new();
+        if !portable.rows.is_empty() {
+            let reader =
+                StreamReader::try_new(portable.rows.as_slice(), None).map_err(|error| damaged(error.to_string()))?;
+            for batch in reader {
+                let batch = batch.map_err(|error| damaged(error.to_string()))?;
+                if batch.num_columns() != columns.len() {
+                    return Err(damaged("its rows have other columns".to_owned()));
+                }
+                rest.push_back(batch);
+            }
+        }
+        let bytes: usize = rest.iter().map(RecordBatch::get_array_memory_size).sum();
+        let held = self.hold(CURSOR_BYTES + bytes as u64)?;
+        let place = Place { cursor: portable.name.clone(), tables: Vec::new(), locks: false, is_held: true, row: None };
+        let cursor = Cursor {
+            columns,
+            batches: Mutex::new(Box::pin(futures::stream::empty())),
+            rest,
+            is_settled: true,
+            hold: true,
+            number: self.next_cursor,
+            place,
+            _held: held,
+        };
+        self.next_cursor += 1;
+        self.cursors.insert(portable.name.clone(), cursor);
+        Ok(())
     }
 
     /// `None`: all.

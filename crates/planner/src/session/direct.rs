@@ -452,8 +452,8 @@ impl Session {
         self.notice_role();
         self.take_requested_settings();
         let program = &direct.program;
-        if self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire)) {
-            return Err(super::transaction::aborted());
+        if let Some(block) = self.block.as_ref().filter(|block| block.failed.load(Ordering::Acquire)) {
+            return Err(block.refusal());
         }
         if !program.is_for(&self.settings) {
             return Ok(None);

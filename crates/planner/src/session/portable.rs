@@ -1,6 +1,7 @@
 //! Sessions that another process goes on with ([`PortableSession`]).
 
 use super::prepared::Prepared;
+use super::transaction::Block;
 use super::{Session, first_settings};
 use crate::advisory::{Key, Mode};
 use crate::catalog::SessionSequences;
@@ -14,14 +15,22 @@ use tidepool_heap::ClientAccount;
 
 impl Session {
     /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
-    /// within a transaction, and while it has cursors.
+    /// cursors that outlive their transactions and have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
+    /// which something was done is lost by it.
     pub fn to_portable(&mut self) -> Option<PortableSession> {
         self.take_requested_settings();
-        if self.block.is_some() || !self.cursors.is_empty() || !self.notices.is_empty() {
+        if !self.notices.is_empty() {
             return None;
         }
+        let cursors = self.portable_cursors()?;
+        let block = match &self.block {
+            Some(block) => Some(block.to_portable(&self.settings)?),
+            None => None,
+        };
+        // A transaction that is rolled back takes what it set with it.
+        let settings = self.block.as_ref().map_or(&self.settings, Block::settings_before);
         let (shared, state) = (&self.shared, self.planner.database().state());
-        let (values, defaults) = self.settings.to_portable(&first_settings(&self.planner, &shared.user));
+        let (values, defaults) = settings.to_portable(&first_settings(&self.planner, &shared.user));
         let prepared = |(name, prepared): (&String, &Prepared)| PortableStatement {
             name: name.clone(),
             text: prepared.statement.text().to_owned(),
@@ -43,12 +52,14 @@ impl Session {
             start_us: shared.start.timestamp_micros(),
             values,
             defaults,
-            custom: self.settings.custom(),
+            custom: settings.custom(),
             told: self.settings_reported.told(),
             prepared: self.prepared.iter().map(prepared).collect(),
             sequences,
             latest_sequence: latest.map(|id| id.0),
             locks: self.planner.advisory.held_by(shared.id).into_iter().map(lock).collect(),
+            block,
+            cursors,
             ..PortableSession::default()
         })
     }
@@ -97,6 +108,12 @@ impl Planner {
         *session.sequences.lock() = sequences;
         let settings = session.settings.clone();
         session.hold_settings(&settings)?;
+        for cursor in &portable.cursors {
+            session.open_portable_cursor(cursor)?;
+        }
+        if let Some(block) = &portable.block {
+            session.go_on_with_block(block)?;
+        }
         session.show_status();
         Ok(session)
     }

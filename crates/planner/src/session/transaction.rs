@@ -6,6 +6,7 @@ use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::interrupt::{Interrupt, Settling};
+use crate::portable::{PortableBlock, PortableBlockState};
 use crate::read_only;
 use crate::references::Rules;
 use crate::settings::Settings;
@@ -42,6 +43,8 @@ pub(super) struct Block {
     /// Made by `BEGIN`, rather than around the statements of one query text.
     pub(super) explicit: bool,
     pub(super) failed: Arc<AtomicBool>,
+    /// It failed because another process had it, which its client has not been told yet.
+    lost: AtomicBool,
     pub(super) read_only: bool,
     pub(super) start: DateTime<Utc>,
     /// What `ROLLBACK` goes back to.
@@ -55,7 +58,77 @@ pub(super) struct Block {
     pub(super) was_admitted: bool,
 }
 
+impl Block {
+    /// The block as another process can go on with it. `None` for one that its client did not begin. `settings`: the session's.
+    pub(super) fn to_portable(&self, settings: &Settings) -> Option<PortableBlock> {
+        if !self.explicit {
+            return None;
+        }
+        let state = match self.failed.load(Ordering::Acquire) {
+            true if self.lost.load(Ordering::Acquire) => PortableBlockState::Lost,
+            true => PortableBlockState::Failed,
+            false if self.is_untouched(settings) => PortableBlockState::Begun,
+            false => PortableBlockState::Lost,
+        };
+        Some(PortableBlock {
+            state,
+            start_us: self.start.timestamp_micros(),
+            isolation: settings.isolation().to_owned(),
+            is_read_only: self.read_only,
+            is_deferrable: settings.is_deferrable(),
+        })
+    }
+
+    /// Nothing was done since it began.
+    fn is_untouched(&self, settings: &Settings) -> bool {
+        let all = |settings: &Settings| (settings.to_portable(&self.settings_before), settings.custom());
+        self.savepoints.is_empty()
+            && self.slot.lock().as_ref().is_some_and(|transaction| !transaction.has_begun())
+            && Arc::ptr_eq(&self.settings_session, &self.settings_before)
+            && all(settings) == all(&self.settings_before)
+    }
+
+    pub(super) fn settings_before(&self) -> &Arc<Settings> {
+        &self.settings_before
+    }
+
+    /// What a statement hears in a block that has failed.
+    pub(super) fn refusal(&self) -> Error {
+        if self.lost.swap(false, Ordering::AcqRel) { lost() } else { aborted() }
+    }
+}
+
 impl Session {
+    /// Goes on with a block of another process.
+    pub(super) fn go_on_with_block(&mut self, portable: &PortableBlock) -> Result<()> {
+        let modes = [
+            TransactionMode::Isolation(crate::settings::isolation(&portable.isolation)?),
+            TransactionMode::ReadOnly(portable.is_read_only),
+            TransactionMode::Deferrable(portable.is_deferrable),
+        ];
+        self.begin(true, &modes);
+        if let Some(block) = &mut self.block {
+            block.start = DateTime::from_timestamp_micros(portable.start_us).unwrap_or(block.start);
+            block.lost = (portable.state == PortableBlockState::Lost).into();
+            block.failed.store(portable.state != PortableBlockState::Begun, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The error of a transaction that was lost, once, if its client has not been told.
+    pub fn take_lost(&self) -> Option<Error> {
+        let block = self.block.as_ref()?;
+        block.lost.swap(false, Ordering::AcqRel).then(lost)
+    }
+
+    /// Whether the session goes over to another process with all that it has.
+    pub fn is_whole_elsewhere(&self) -> bool {
+        let state = |block: &Block| block.to_portable(&self.settings).map(|block| block.state);
+        self.block
+            .as_ref()
+            .is_none_or(|block| matches!(state(block), Some(PortableBlockState::Begun | PortableBlockState::Failed)))
+    }
+
     /// From here to `end_implicit_block`, statements outside a transaction block share one transaction instead of
     /// committing one by one: several statements in one simple query, or a pipeline up to its Sync. As in PostgreSQL,
     /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far,
@@ -144,6 +217,10 @@ impl Session {
     }
 
     pub(super) async fn commit(&mut self, chain: bool) -> Result<Outcome> {
+        if let Some(error) = self.take_lost() {
+            self.end(false).await?;
+            return Err(error);
+        }
         let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
         self.end_block(true, chain).await?;
         Ok(Outcome::command(if failed { "ROLLBACK" } else { "COMMIT" }))
@@ -206,10 +283,13 @@ impl Session {
         let mut transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
         transaction.iter_mut().for_each(|transaction| transaction.set_current(self.current.clone()));
         self.settings = Arc::new(settings);
+        // Of statements outside of a block.
+        self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
         self.block = Some(Block {
             slot: Arc::new(Mutex::new(transaction)),
             explicit,
             failed: Arc::default(),
+            lost: AtomicBool::new(false),
             read_only,
             start: Utc::now(),
             settings_session: before.clone(),
@@ -492,16 +572,15 @@ impl Session {
     }
 
     pub(super) fn check_not_failed(&self, statement: &Statement) -> Result<()> {
-        let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
-        if failed
-            && !matches!(
-                statement.command(),
-                Command::Commit { .. } | Command::Rollback { .. } | Command::RollbackTo { .. } | Command::Empty
-            )
-        {
-            return Err(aborted());
+        let Some(block) = self.block.as_ref().filter(|block| block.failed.load(Ordering::Acquire)) else {
+            return Ok(());
+        };
+        match statement.command() {
+            Command::Commit { .. } | Command::Rollback { .. } | Command::Empty => Ok(()),
+            // Of one that is lost there is no savepoint.
+            Command::RollbackTo { .. } => self.take_lost().map_or(Ok(()), Err),
+            _ => Err(block.refusal()),
         }
-        Ok(())
     }
 
     /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block,
@@ -630,8 +709,14 @@ pub(super) fn roll_back(transaction: Transaction, workers: &Handle, undoing: Own
     });
 }
 
+/// 40001.
+fn lost() -> Error {
+    let message = "the transaction was rolled back because another server has taken the database over";
+    Error::new(SqlState::SERIALIZATION_FAILURE, message).with_hint("The transaction might succeed if retried.")
+}
+
 /// 25P02.
-pub(super) fn aborted() -> Error {
+fn aborted() -> Error {
     Error::new(
         SqlState::IN_FAILED_SQL_TRANSACTION,
         "current transaction is aborted, commands ignored until end of transaction block",

@@ -9,6 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::SwitchoverOptions;
 
 fn check_schema() -> SchemaRef {
     let text = |name: &str| Field::new(name, DataType::Utf8View, true);
@@ -75,11 +76,10 @@ impl Session {
     pub(super) async fn switch_over(&self, arguments: &SwitchoverArguments) -> Result<Outcome> {
         self.refuse_in_any_block("CALL tidepool.switchover")?;
         let lag_max = arguments.lag_max.parse::<ByteSize>()?.0;
-        let (host, is_trial) = (arguments.host.clone(), arguments.is_trial);
-        let database = self.planner.database().clone();
-        let caller = Some(self.id());
-        let switching =
-            self.planner.workers().spawn_blocking(move || database.switch_over(&host, lag_max, is_trial, caller));
+        let options =
+            SwitchoverOptions { lag_max, is_trial: arguments.is_trial, ends: arguments.ends, caller: Some(self.id()) };
+        let (database, host) = (self.planner.database().clone(), arguments.host.clone());
+        let switching = self.planner.workers().spawn_blocking(move || database.switch_over(&host, &options));
         let switched = joined(switching.await)?;
         let arrays: Vec<ArrayRef> = vec![
             Arc::new(StringViewArray::from_iter_values([&switched.host])),

@@ -207,6 +207,8 @@ pub struct SwitchoverArguments {
     pub lag_max: String,
     /// Nothing is to be done.
     pub is_trial: bool,
+    /// The server that hands over is to end, and not to follow.
+    pub ends: bool,
 }
 
 #[derive(Clone)]
@@ -1079,19 +1081,22 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
         (Some("tidepool"), "switchover") => {
             let host = cursor.string()?;
             let lag_max = if cursor.token(&Token::Comma) { cursor.string()? } else { "16MB".to_owned() };
-            let is_trial = cursor.token(&Token::Comma) && {
-                let value = set_value(cursor)?;
-                match value.as_str() {
-                    "on" | "true" => true,
-                    "off" | "false" => false,
+            let flag = |cursor: &mut Cursor<'_>| -> Result<bool> {
+                if !cursor.token(&Token::Comma) {
+                    return Ok(false);
+                }
+                match set_value(cursor)?.as_str() {
+                    "on" | "true" => Ok(true),
+                    "off" | "false" => Ok(false),
                     _ => {
-                        let message = "tidepool.switchover requires a Boolean value for its last argument";
-                        return Err(Error::new(SqlState::SYNTAX_ERROR, message));
+                        let message = "tidepool.switchover requires Boolean values for its last two arguments";
+                        Err(Error::new(SqlState::SYNTAX_ERROR, message))
                     }
                 }
             };
+            let (is_trial, ends) = (flag(cursor)?, flag(cursor)?);
             cursor.expect_token(&Token::RParen)?;
-            return Ok(Command::Switchover(SwitchoverArguments { host, lag_max, is_trial }));
+            return Ok(Command::Switchover(SwitchoverArguments { host, lag_max, is_trial, ends }));
         }
         (Some("tidepool"), "advise") => {
             let near_limit = cursor.string()?;

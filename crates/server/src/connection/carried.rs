@@ -38,18 +38,20 @@ impl Connection {
     /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it may.
     pub(crate) fn share(&mut self, shared: Option<SharedClient>, may_go_over: bool) {
         let sharing = shared.as_ref().filter(|_| may_go_over);
-        self.passenger = sharing.map(|shared| shared.may_go_over(self.session.id()));
+        self.passenger = sharing.map(|shared| {
+            let cancel = self.cancel.clone();
+            shared.may_go_over(self.session.id(), move || cancel.give_way())
+        });
         self.shared = shared;
     }
 
-    /// Between two statements: all that it answered is sent, and nothing is begun.
+    /// Between two statements: all that it answered is sent, and nothing is begun but a transaction of its client's, with its portals.
     fn is_between(&self) -> bool {
         self.idle_since.is_some()
             && self.wire.is_settled()
-            && self.portals.is_empty()
+            && (self.portals.is_empty() || self.session.transaction_status() != TransactionStatus::Idle)
             && !self.skipping
             && !self.implicit_block
-            && self.session.transaction_status() == TransactionStatus::Idle
     }
 
     /// `None` while it cannot go over.
@@ -70,19 +72,27 @@ impl Connection {
         if !self.is_between() {
             return Ok(());
         }
-        let portable = if stage == Stage::Stopping { self.written() } else { None };
+        if stage != Stage::Nothing {
+            self.session.settle_cursors(BYTES_MAX).await;
+        }
+        let is_whole = self.session.is_whole_elsewhere();
+        let stops = match (stage, &self.passenger) {
+            (Stage::Nothing | Stage::Asking, _) | (_, None) => false,
+            (Stage::Stopping, Some(passenger)) => is_whole || !passenger.has_time(),
+            (Stage::Losing, _) => true,
+        };
+        let portable = if stops { self.written() } else { None };
         let Some(passenger) = &self.passenger else { return Ok(()) };
-        let outcome = match (stage, portable) {
-            (Stage::Stopping, Some(bytes)) => passenger.stop(bytes).await,
-            (Stage::Stopping, None) => {
-                passenger.cannot_stop();
+        let outcome = match portable {
+            Some(bytes) => passenger.stop(bytes).await,
+            None => {
+                match stage {
+                    Stage::Nothing => {}
+                    _ if stops => passenger.cannot_stop(),
+                    _ => passenger.is_between(is_whole),
+                }
                 Outcome::Stays
             }
-            (Stage::Asking, _) => {
-                passenger.is_between();
-                Outcome::Stays
-            }
-            (Stage::Nothing, _) => Outcome::Stays,
         };
         match outcome {
             Outcome::Stays => Ok(()),
