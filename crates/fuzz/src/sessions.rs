@@ -1,6 +1,6 @@
 //! Sessions that another process passes on.
 
-use tidepool_planner::{PortablePrepared, PortableSession, PortableStatement};
+use tidepool_planner::{PortablePrepared, PortableSession, PortableStatement, PortableTls};
 
 /// What the checksum is over begins here.
 const HEADER_BYTES: usize = 14;
@@ -27,7 +27,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ..PortableSession::default()
     };
     let unknown = [&full.to_bytes()[..], &0x8000_u16.to_le_bytes(), &2_u32.to_le_bytes(), b"xx"].concat();
-    vec![full.to_bytes(), PortableSession::default().to_bytes(), summed(&unknown)]
+    let tls = Some(PortableTls { suite: 0x1301, records: vec![23, 3, 3], ..PortableTls::default() });
+    let with_tls = PortableSession { tls, ..full.clone() };
+    vec![full.to_bytes(), with_tls.to_bytes(), PortableSession::default().to_bytes(), summed(&unknown)]
 }
 
 /// With the checksum that fits, so that what is behind it is read.

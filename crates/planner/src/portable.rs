@@ -18,6 +18,7 @@
 //! * Damage is an error (XX001), and never a panic. Nothing is allocated by a length before so many bytes are there.
 
 use tidepool_base::{Error, Result};
+use zeroize::Zeroizing;
 
 /// The version that is written.
 pub const VERSION: u16 = 1;
@@ -38,6 +39,8 @@ const SEQUENCES: u16 = 7;
 const LOCKS: u16 = 8;
 const WIRE: u16 = 9;
 const STATEMENTS: u16 = 10;
+/// Only of a connection with TLS.
+const TLS: u16 = 11;
 const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
 
@@ -76,6 +79,37 @@ pub struct PortableSession {
     pub block: Option<PortableBlock>,
     /// Those that outlive their transactions.
     pub cursors: Vec<PortableCursor>,
+    /// `None`: the connection is not encrypted.
+    pub tls: Option<PortableTls>,
+}
+
+/// The state of a connection with TLS 1.3, between two records of the server.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct PortableTls {
+    /// The cipher suite, as TLS numbers it.
+    pub suite: u16,
+    /// Of what the client sends.
+    pub reading: PortableTraffic,
+    /// Of what the server sends.
+    pub writing: PortableTraffic,
+    /// Records that were read from the client and not opened, the last of them perhaps in part.
+    pub records: Vec<u8>,
+}
+
+/// One direction of a connection with TLS.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct PortableTraffic {
+    /// The traffic secret in use.
+    pub secret: Zeroizing<Vec<u8>>,
+    /// The number of the next record.
+    pub sequence: u64,
+}
+
+impl std::fmt::Debug for PortableTls {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortableTls").field("suite", &self.suite).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -253,6 +287,16 @@ impl PortableSession {
                 });
             });
         }
+        if let Some(tls) = &self.tls {
+            part(TLS, &|to| {
+                to.put(tls.suite.to_le_bytes());
+                for traffic in [&tls.reading, &tls.writing] {
+                    to.bytes(&traffic.secret);
+                    to.put(traffic.sequence.to_le_bytes());
+                }
+                to.bytes(&tls.records);
+            });
+        }
         let sum = fnv_1a(&bytes[HEADER_BYTES..]);
         bytes[6..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -381,6 +425,14 @@ impl PortableSession {
                     })
                 })?;
             }
+            TLS => {
+                self.tls = Some(PortableTls {
+                    suite: u16::from_le_bytes(from.array()?),
+                    reading: from.traffic()?,
+                    writing: from.traffic()?,
+                    records: from.bytes()?.to_vec(),
+                });
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -492,6 +544,11 @@ impl<'a> Reader<'a> {
         self.list(|from| Ok(u32::from_le_bytes(from.array()?)))
     }
 
+    fn traffic(&mut self) -> Result<PortableTraffic> {
+        let secret = Zeroizing::new(self.bytes()?.to_vec());
+        Ok(PortableTraffic { secret, sequence: u64::from_le_bytes(self.array()?) })
+    }
+
     fn statement(&mut self) -> Result<PortableStatement> {
         Ok(PortableStatement { name: self.text()?, text: self.text()?, types: self.oids()? })
     }
@@ -564,6 +621,12 @@ mod tests {
                 }],
                 rows: vec![1, 2, 3],
             }],
+            tls: Some(PortableTls {
+                suite: 0x1301,
+                reading: PortableTraffic { secret: Zeroizing::new(vec![1; 32]), sequence: 7 },
+                writing: PortableTraffic { secret: Zeroizing::new(vec![2; 32]), sequence: u64::MAX },
+                records: vec![23, 3, 3],
+            }),
         }
     }
 
@@ -583,6 +646,19 @@ mod tests {
         for session in [session(), PortableSession::default()] {
             assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);
         }
+    }
+
+    #[test]
+    fn a_part_for_tls_is_there_only_with_tls_and_its_secrets_are_not_shown() {
+        let mut plain = session();
+        let with_tls = plain.to_bytes();
+        let shown = format!("{plain:?}");
+        assert!(shown.contains("PortableTls { suite: 4865, .. }"), "{shown}");
+        plain.tls = None;
+        let bytes = plain.to_bytes();
+        // A tag, a length, a suite, two directions, and three bytes.
+        assert_eq!(with_tls.len(), bytes.len() + 6 + 2 + 2 * (4 + 32 + 8) + 4 + 3);
+        assert_eq!(with_tls[HEADER_BYTES..bytes.len()], bytes[HEADER_BYTES..]);
     }
 
     #[test]

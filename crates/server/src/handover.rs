@@ -43,6 +43,7 @@ use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::words::Host;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use zeroize::Zeroizing;
 
 /// Between two looks of a thread whether it is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -758,6 +759,8 @@ impl PassesSessions for Handover {
         let (stopped, count) = (start.elapsed(), sessions.len());
         let end = Instant::now() + PASS_WITHIN;
         for (number, bytes) in sessions {
+            // It may have secrets.
+            let bytes = Zeroizing::new(bytes);
             let mut pieces = bytes.chunks(PIECE_BYTES).peekable();
             while let Some(piece) = pieces.next() {
                 let is_last = pieces.peek().is_none();

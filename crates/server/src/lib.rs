@@ -25,6 +25,8 @@ mod parameters;
 mod passing;
 mod portal;
 mod protocol;
+mod records;
+mod secured;
 mod service;
 mod startup;
 mod strangers;

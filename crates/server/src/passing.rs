@@ -21,8 +21,8 @@
 //! A transaction that is open then is lost, unless nothing was done in it: it stays open here until the other host has the database, and its
 //! client is told by that one (40001).
 //!
-//! Not able to go over: connections with TLS, whose state is the process's; those within a COPY, or with cursors that outlive a transaction, for
-//! longer than the switch-over waits; those with more than [`BYTES_MAX`] to be passed on. They end as at any other take-over.
+//! Not able to go over: connections with TLS 1.2 (those with TLS 1.3 are: [`crate::secured`]); those within a COPY; those with more than
+//! [`BYTES_MAX`] to be passed on. They end as at any other take-over.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
+use zeroize::Zeroize;
 
 /// Bytes of one session at most.
 pub(crate) const BYTES_MAX: usize = 4 << 20;
@@ -288,7 +289,7 @@ impl Passing {
             // What stops later was not passed on.
             Outcome::Gone | Outcome::Lost => inner.over = Some(Outcome::Lost),
         }
-        inner.written.clear();
+        inner.written.drain(..).for_each(|(_, mut bytes)| bytes.zeroize());
         for (_, stopped) in inner.stopped.drain() {
             // Its connection may be gone.
             let _ = stopped.send(outcome);

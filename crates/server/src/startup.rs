@@ -6,6 +6,7 @@ use crate::connection::Connection;
 use crate::handover::SharedClient;
 use crate::protocol::backend;
 use crate::protocol::frontend::Opening;
+use crate::secured::Secured;
 use crate::service::{Phase, Service};
 use crate::strangers::Stranded;
 use crate::wire::{Io, Wire};
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, SqlState};
 use tidepool_planner::{PortableSession, Session};
+use zeroize::Zeroizing;
 
 /// The newest minor version of protocol 3 that is spoken.
 const MINOR_VERSION: u16 = 2;
@@ -118,16 +120,21 @@ async fn run(service: &Service, mut connection: Connection) {
 /// Goes on with a connection of another host, by what that wrote down of it.
 pub(crate) async fn go_on(service: Arc<Service>, io: Box<dyn Io>, bytes: Vec<u8>, shared: Option<SharedClient>) {
     let going_on = async {
-        let portable = PortableSession::from_bytes(&bytes)?;
+        // It may have secrets.
+        let portable = PortableSession::from_bytes(&Zeroizing::new(bytes))?;
+        let wire = match &portable.tls {
+            Some(tls) => Wire::secured(Secured::of_portable(io, tls)?),
+            None => Wire::new(io),
+        };
         let account = service.planner.database().client_memory().account();
         let session = service.planner.go_on(&portable, account.clone())?;
         let secret = Bytes::copy_from_slice(&portable.secret);
         let registration = service.register_as(&session, portable.process_id, secret);
-        Connection::of_portable(service.clone(), Wire::new(io), session, registration, account, portable)
+        Connection::of_portable(service.clone(), wire, session, registration, account, portable)
     };
     match AssertUnwindSafe(going_on).catch_unwind().await {
         Ok(Ok(mut connection)) => {
-            connection.share(shared, true);
+            connection.share(shared);
             run(&service, connection).await;
         }
         Ok(Err(error)) => tracing::warn!("a connection of the primary before cannot go on here: {error}"),
@@ -189,8 +196,8 @@ async fn open(
                     }
                     wire.output.push(b'S');
                     wire.flush().await.ok()?;
-                    match tls.acceptor.accept(wire.into_io()).await {
-                        Ok(stream) => wire = Wire::new(Box::new(stream)),
+                    match Secured::accept(tls, wire.into_io()).await {
+                        Ok(secured) => wire = Wire::secured(secured),
                         Err(error) => {
                             tracing::info!("TLS handshake failed: {error}");
                             return None;
@@ -232,8 +239,7 @@ async fn open(
             }
             match Connection::new(service.clone(), wire, session, registration) {
                 Ok(mut connection) => {
-                    // What TLS knows of a connection is the process's.
-                    connection.share(shared, !encrypted);
+                    connection.share(shared);
                     Some(connection)
                 }
                 Err((mut wire, error)) => {

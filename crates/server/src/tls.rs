@@ -1,19 +1,20 @@
-//! TLS: certificate and key from PEM files, and the certificate's hash for channel binding.
+//! TLS: certificate and key from PEM files, the certificate's hash for channel binding, and the first secrets of each connection.
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, KeyLog, ServerConfig, ServerConnection};
+use zeroize::Zeroizing;
 
 #[derive(Clone)]
 pub(crate) struct Tls {
-    pub(crate) acceptor: TlsAcceptor,
+    config: Arc<ServerConfig>,
     /// `tls-server-end-point` (RFC 5929). `None` for a certificate whose signature names no hash of its own.
     pub(crate) end_point: Option<Arc<[u8]>>,
 }
@@ -43,14 +44,64 @@ impl Tls {
                 },
             )
         })?;
+        Tls::new(chain, private, end_point).map_err(|error| wrong(key, format!("{error}.")))
+    }
+
+    pub(crate) fn new(
+        chain: Vec<CertificateDer<'static>>,
+        private: PrivateKeyDer<'static>,
+        end_point: Option<Vec<u8>>,
+    ) -> std::result::Result<Tls, rustls::Error> {
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::internal(error.to_string()))?
+            .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_single_cert(chain, private)
-            .map_err(|error| wrong(key, format!("{error}.")))?;
+            .with_single_cert(chain, private)?;
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), end_point: end_point.map(Arc::from) })
+        // A connection that goes over to another process takes its secrets with it.
+        config.enable_secret_extraction = true;
+        Ok(Tls { config: Arc::new(config), end_point: end_point.map(Arc::from) })
+    }
+
+    /// For one more client, before its handshake.
+    pub(crate) fn session(&self) -> std::result::Result<(ServerConnection, Arc<FirstSecrets>), rustls::Error> {
+        let first = Arc::new(FirstSecrets::default());
+        let mut config = (*self.config).clone();
+        config.key_log = first.clone();
+        Ok((ServerConnection::new(Arc::new(config))?, first))
+    }
+}
+
+/// The first traffic secrets of a connection with TLS 1.3, of which all later ones are made: of what the client sends, and of what the server
+/// sends. rustls tells them only here.
+#[derive(Default)]
+pub(crate) struct FirstSecrets(Mutex<[Zeroizing<Vec<u8>>; 2]>);
+
+impl FirstSecrets {
+    pub(crate) fn take(&self) -> [Zeroizing<Vec<u8>>; 2] {
+        std::mem::take(&mut self.0.lock())
+    }
+
+    fn place(label: &str) -> Option<usize> {
+        ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"].iter().position(|known| *known == label)
+    }
+}
+
+impl KeyLog for FirstSecrets {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if let Some(place) = FirstSecrets::place(label) {
+            self.0.lock()[place] = Zeroizing::new(secret.to_vec());
+        }
+    }
+
+    fn will_log(&self, label: &str) -> bool {
+        FirstSecrets::place(label).is_some()
+    }
+}
+
+impl std::fmt::Debug for FirstSecrets {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FirstSecrets")
     }
 }
 

@@ -4,14 +4,16 @@
 //! there is no room for is not kept, its bytes are passed over as they come, and it is answered by an error. The connection goes on.
 
 use crate::protocol::frontend::{Message, MessageHead};
+use crate::secured::Secured;
 use bytes::{Buf, BufMut, BytesMut};
 use std::io;
 use std::sync::Arc;
 use tidepool_base::{Error, Result};
 use tidepool_heap::{ClientAccount, Held, Reservation};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tidepool_planner::PortableTls;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Plain or encrypted TCP, a socket in the file system, or a pipe within the process.
+/// TCP, a socket in the file system, or a pipe within the process, plain or encrypted.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
@@ -30,9 +32,23 @@ const STEP_BYTES: usize = 1 << 20;
 
 const READ_BYTES: usize = 8 * 1024;
 
+/// What a client's bytes come from and go to.
+enum Stream {
+    Plain(Box<dyn Io>),
+    Secured(Box<Secured>),
+}
+
+impl Stream {
+    fn io(&mut self) -> &mut dyn Io {
+        match self {
+            Stream::Plain(io) => &mut **io,
+            Stream::Secured(secured) => &mut **secured,
+        }
+    }
+}
+
 pub(crate) struct Wire {
-    reader: ReadHalf<Box<dyn Io>>,
-    writer: WriteHalf<Box<dyn Io>>,
+    stream: Stream,
     pub(crate) input: BytesMut,
     pub(crate) output: Vec<u8>,
     charges: Option<Charges>,
@@ -55,8 +71,15 @@ struct Refused {
 
 impl Wire {
     pub(crate) fn new(io: Box<dyn Io>) -> Wire {
-        let (reader, writer) = tokio::io::split(io);
-        Wire { reader, writer, input: BytesMut::new(), output: Vec::new(), charges: None, refused: None }
+        Wire::over(Stream::Plain(io))
+    }
+
+    pub(crate) fn secured(secured: Secured) -> Wire {
+        Wire::over(Stream::Secured(Box::new(secured)))
+    }
+
+    fn over(stream: Stream) -> Wire {
+        Wire { stream, input: BytesMut::new(), output: Vec::new(), charges: None, refused: None }
     }
 
     /// From now on, what is held goes to this account.
@@ -72,7 +95,33 @@ impl Wire {
 
     /// The stream again, once nothing of it is buffered.
     pub(crate) fn into_io(self) -> Box<dyn Io> {
-        self.reader.unsplit(self.writer)
+        match self.stream {
+            Stream::Plain(io) => io,
+            Stream::Secured(secured) => secured,
+        }
+    }
+
+    /// Whether another process can be expected to go on with it.
+    pub(crate) fn may_go_over(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(_) => true,
+            Stream::Secured(secured) => secured.may_go_over(),
+        }
+    }
+
+    /// What was read and not worked on, and what another process needs to go on with the stream, for one with TLS. `None` while it cannot go
+    /// over.
+    pub(crate) fn to_portable(&mut self) -> Option<(Vec<u8>, Option<PortableTls>)> {
+        let mut input = self.input.to_vec();
+        let tls = match &mut self.stream {
+            Stream::Plain(_) => None,
+            Stream::Secured(secured) => {
+                let (tls, data) = secured.to_portable()?;
+                input.extend_from_slice(&data);
+                Some(tls)
+            }
+        };
+        Some((input, tls))
     }
 
     /// The next message, or `None` while it is not there whole. After an error the stream's rhythm is lost and the connection has to end.
@@ -106,7 +155,7 @@ impl Wire {
         let read = match len < UNCOUNTED_BYTES {
             true => {
                 self.input.reserve(READ_BYTES);
-                self.reader.read_buf(&mut (&mut self.input).limit(UNCOUNTED_BYTES + READ_BYTES - len)).await?
+                self.stream.io().read_buf(&mut (&mut self.input).limit(UNCOUNTED_BYTES + READ_BYTES - len)).await?
             }
             false => self.fill_long(len).await?,
         };
@@ -141,7 +190,7 @@ impl Wire {
             }
             _ => self.input.reserve(READ_BYTES),
         }
-        self.reader.read_buf(&mut (&mut self.input).limit(limit)).await
+        self.stream.io().read_buf(&mut (&mut self.input).limit(limit)).await
     }
 
     /// Returns when the client is gone; until then keeps a bounded part of what it sends. Loses nothing when dropped.
@@ -176,7 +225,7 @@ impl Wire {
 
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         if !self.output.is_empty() {
-            self.writer.write_all(&self.output).await?;
+            self.stream.io().write_all(&self.output).await?;
             self.output.clear();
             if self.output.capacity() > KEEP_BYTES {
                 self.output = Vec::new();
@@ -187,14 +236,14 @@ impl Wire {
                 drop(charges.output.take());
             }
         }
-        self.writer.flush().await
+        self.stream.io().flush().await
     }
 
     /// Says goodbye: what is left to send, then the end.
     pub(crate) async fn close(&mut self) {
         let goodbye = async {
             self.flush().await?;
-            self.writer.shutdown().await
+            self.stream.io().shutdown().await
         };
         // A client that does not read is not waited for.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(5), goodbye).await;

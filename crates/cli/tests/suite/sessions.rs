@@ -4,11 +4,19 @@ use crate::cli::{Serving, text, tidepool};
 use crate::failover::{Cluster, connect, connect_soon, one, pool, until};
 use crate::raw::{self, Raw};
 use crate::server::{PATIENCE, code};
+use crate::wire::write_key;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_postgres::{Client, Error, NoTls, Statement};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const STREAMING: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
 
@@ -19,6 +27,51 @@ pub fn rejoining(cluster: &Cluster, drain: &str) -> String {
     let text = format!("[pool]\non_fenced = \"rejoin\"\nhost_timeout = \"60s\"\nswitchover_drain = \"{drain}\"\n");
     std::fs::write(&config, text).unwrap();
     config.to_str().unwrap().to_owned()
+}
+
+/// Has servers of a configuration accept clients with TLS, and makes such clients.
+struct Encryption {
+    roots: RootCertStore,
+}
+
+impl Encryption {
+    fn new(cluster: &Cluster, config: &str) -> Encryption {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let [certificate, key] = ["server.crt", "server.key"].map(|name| cluster.folder.path().join(name));
+        std::fs::write(&certificate, made.cert.pem()).unwrap();
+        write_key(&key, &made.signing_key.serialize_pem(), 0o600);
+        let mut text = std::fs::read_to_string(config).unwrap();
+        text += &format!("[server]\ntls_certificate = {certificate:?}\ntls_key = {key:?}\n");
+        std::fs::write(config, text).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone()).unwrap();
+        Encryption { roots }
+    }
+
+    /// With one of the cipher suites of TLS 1.3, by number.
+    async fn stream(&self, url: &str, number: usize) -> TlsStream<TcpStream> {
+        let mut provider = ring::default_provider();
+        provider.cipher_suites.retain(|suite| suite.tls13().is_some());
+        let suite = provider.cipher_suites[number % provider.cipher_suites.len()];
+        let config =
+            ClientConfig::builder_with_provider(Arc::new(CryptoProvider { cipher_suites: vec![suite], ..provider }))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(self.roots.clone())
+                .with_no_client_auth();
+        let mut stream = TcpStream::connect(address(url)).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'S');
+        TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap()
+    }
+
+    async fn connect(&self, url: &str, number: usize) -> Client {
+        let config: tokio_postgres::Config = url.parse().unwrap();
+        let (client, connection) = config.connect_raw(self.stream(url, number).await, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
 }
 
 fn start(cluster: &Cluster, name: &str, role: &str, config: &str, crash_point: Option<&str>) -> Serving {
@@ -56,8 +109,12 @@ pub struct Rich {
 }
 
 impl Rich {
-    pub async fn new(url: &str, number: i32) -> Rich {
-        let client = connect(&format!("{url}?application_name=rich{number}&options=-c%20lock_timeout%3D7s")).await;
+    pub async fn new(url: &str, number: i32, encryption: Option<&Encryption>) -> Rich {
+        let url = format!("{url}?application_name=rich{number}&options=-c%20lock_timeout%3D7s");
+        let client = match encryption {
+            Some(encryption) => encryption.connect(&url, number as usize).await,
+            None => connect(&url).await,
+        };
         let setup = format!(
             "SET search_path = s{number}, public; SET TIME ZONE 'Europe/Zurich'; SET app.number = '{number}';
              SET work_mem = '9MB'; SET statement_timeout = '10min'; SET default_transaction_isolation = 'repeatable read';
@@ -101,15 +158,18 @@ impl Rich {
         assert_eq!(one(&self.client, &held).await, "t");
     }
 
-    /// By the key that it was told when it connected.
-    pub async fn check_cancel(&self) {
+    /// By the key that it was told when it connected, at an address of either server.
+    pub async fn check_cancel(&self, url: &str) {
         let cancel = self.client.cancel_token();
         let mut sleeping = std::pin::pin!(self.client.simple_query("SELECT pg_sleep(3600)"));
         let ended = loop {
             // A request that comes before the statement is for nothing.
             tokio::select! {
                 ended = &mut sleeping => break ended,
-                () = tokio::time::sleep(Duration::from_millis(100)) => cancel.cancel_query(NoTls).await.unwrap(),
+                () = tokio::time::sleep(Duration::from_millis(100)) => {
+                    let stream = TcpStream::connect(address(url)).await.unwrap();
+                    cancel.cancel_query_raw(stream, NoTls).await.unwrap();
+                }
             }
         };
         assert_eq!(code(&ended.unwrap_err()), "57014");
@@ -117,8 +177,7 @@ impl Rich {
 }
 
 /// Adds to its account, until it is stopped or its connection ends: how often, and the longest that one transaction took.
-pub async fn add(url: String, account: i32, stopped: Arc<AtomicBool>) -> (i64, Duration, Option<Error>) {
-    let mut client = connect(&url).await;
+pub async fn add(mut client: Client, account: i32, stopped: Arc<AtomicBool>) -> (i64, Duration, Option<Error>) {
     let (mut added, mut longest) = (0, Duration::ZERO);
     let update =
         client.prepare("UPDATE accounts SET balance = balance + 1 WHERE id = $1 RETURNING balance").await.unwrap();
@@ -160,26 +219,39 @@ pub async fn create_tables(client: &Client) {
 async fn clients_notice_nothing_of_a_switch_over() {
     let cluster = Cluster::new();
     let config = rejoining(&cluster, "100s");
+    let encryption = Encryption::new(&cluster, &config);
     let hosts = [start(&cluster, "h1", "primary", &config, None), start(&cluster, "h2", "standby", &config, None)];
     let mut urls = hosts.each_ref().map(|host| host.url.clone());
     set_up(&urls[0]).await;
     let mut rich = Vec::new();
-    for number in 1..=3 {
-        let client = Rich::new(&urls[0], number).await;
+    for number in 1..=6 {
+        let client = Rich::new(&urls[0], number, Some(&encryption).filter(|_| number > 3)).await;
         let state = client.state().await;
         rich.push((client, state));
     }
     // Half of a message has come; and another client has sent what nobody worked on.
     let (mut half, _) = Raw::start(address(&urls[0])).await;
     half.ask(&[raw::parse("named", "SELECT 'prepared'"), raw::sync()].concat()).await;
+    let mut half_secured = Raw { stream: encryption.stream(&urls[0], 0).await };
+    half_secured.send(&raw::startup((3, 0), &[("user", "tidepool"), ("database", "tidepool")])).await;
+    half_secured.until(b'Z').await;
+    half_secured.ask(&[raw::parse("named", "SELECT 'prepared'"), raw::sync()].concat()).await;
     let stopped = Arc::new(AtomicBool::new(false));
-    let adding = [1, 2, 3, 4].map(|account| tokio::spawn(add(urls[0].clone(), account, stopped.clone())));
+    let mut adding = Vec::new();
+    for account in 1..=4 {
+        let client = match account {
+            1 | 2 => connect(&urls[0]).await,
+            _ => encryption.connect(&urls[0], account as usize).await,
+        };
+        adding.push(tokio::spawn(add(client, account, stopped.clone())));
+    }
     let longest = AtomicU64::new(0);
     for round in 0..20 {
         let to = if round % 2 == 0 { "h2" } else { "h1" };
         let whole = [raw::bind("", "named"), raw::execute("", 0), raw::sync()].concat();
         let (first, second) = whole.split_at(3 + round as usize % 5);
         half.send(first).await;
+        half_secured.send(first).await;
         let start = Instant::now();
         switch_over(&urls[0], to).await;
         longest.fetch_max(start.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -187,13 +259,15 @@ async fn clients_notice_nothing_of_a_switch_over() {
         half.send(second).await;
         let answer = half.until(b'Z').await;
         assert_eq!(raw::kinds(&answer), "2DCZ");
+        half_secured.send(second).await;
+        assert_eq!(raw::kinds(&half_secured.until(b'Z').await), "2DCZ");
         for (client, state) in &rich {
             client.check(round, state).await;
         }
         let client = connect_soon(&urls[0]).await;
         assert_eq!(one(&client, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, to);
         assert_eq!(one(&client, "SELECT pg_try_advisory_lock(1)").await, "f");
-        rich[round as usize % 3].0.check_cancel().await;
+        rich[round as usize % 6].0.check_cancel(&urls[round as usize / 6 % 2]).await;
         until(&client, STREAMING, "1").await;
     }
     stopped.store(true, Ordering::Relaxed);
@@ -344,18 +418,25 @@ async fn with_a_death(point: &str, of_first: bool) -> usize {
     const IDLE: usize = 4;
     let cluster = Cluster::new();
     let config = rejoining(&cluster, "100s");
+    let encryption = Encryption::new(&cluster, &config);
     let at = |is_its: bool| Some(point).filter(|_| is_its);
     let first = start(&cluster, "h1", "primary", &config, at(of_first));
     let second = start(&cluster, "h2", "standby", &config, at(!of_first));
     set_up(&first.url).await;
     let mut idle = Vec::new();
     for number in 0..IDLE {
-        let client = connect(&first.url).await;
+        let client = match number % 2 {
+            0 => connect(&first.url).await,
+            _ => encryption.connect(&first.url, number).await,
+        };
         client.batch_execute(&format!("SET app.number = '{number}'")).await.unwrap();
         idle.push(client);
     }
     let stopped = Arc::new(AtomicBool::new(false));
-    let adding = [1, 2].map(|account| tokio::spawn(add(first.url.clone(), account, stopped.clone())));
+    let clients = [connect(&first.url).await, encryption.connect(&first.url, 0).await];
+    let adding =
+        [1, 2].into_iter().zip(clients).map(|(account, client)| tokio::spawn(add(client, account, stopped.clone())));
+    let adding = adding.collect::<Vec<_>>();
     tokio::time::sleep(Duration::from_millis(100)).await;
     let url = first.url.clone();
     let switching = tokio::task::spawn_blocking(move || tidepool().args(["switchover", &url, "--to", "h2"]).output());

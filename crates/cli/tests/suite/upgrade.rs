@@ -69,10 +69,13 @@ async fn servers_replace_one_another_and_clients_notice_nothing() {
     let url = server.url.clone();
     let client = connect(&url).await;
     create_tables(&client).await;
-    let rich = Rich::new(&url, 1).await;
+    let rich = Rich::new(&url, 1, None).await;
     let state = rich.state().await;
     let stopped = Arc::new(AtomicBool::new(false));
-    let adding = [1, 2].map(|account| tokio::spawn(add(url.clone(), account, stopped.clone())));
+    let mut adding = Vec::new();
+    for account in [1, 2] {
+        adding.push(tokio::spawn(add(connect(&url).await, account, stopped.clone())));
+    }
     for round in 0..6 {
         let next = settings.next(&url, None);
         let (is_success, log) = tokio::task::spawn_blocking(move || ended(server)).await.unwrap();
@@ -81,7 +84,7 @@ async fn servers_replace_one_another_and_clients_notice_nothing() {
         let name = if round % 2 == 0 { "h.2" } else { "h" };
         assert_eq!(one(&client, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, name);
         rich.check(round, &state).await;
-        rich.check_cancel().await;
+        rich.check_cancel(&url).await;
         // Who comes now comes to the same place.
         assert_eq!(one(&connect(&url).await, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, name);
         let local = format!("host={} port={} user=tidepool", settings.cluster.folder.path().display(), port(&url));

@@ -727,7 +727,7 @@ async fn tls() {
     assert!(answer.is_empty() || answer == b"S", "{answer:?}");
 }
 
-fn write_key(path: &std::path::Path, pem: &str, mode: u32) {
+pub(crate) fn write_key(path: &std::path::Path, pem: &str, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, pem).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();

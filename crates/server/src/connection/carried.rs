@@ -35,9 +35,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it may.
-    pub(crate) fn share(&mut self, shared: Option<SharedClient>, may_go_over: bool) {
-        let sharing = shared.as_ref().filter(|_| may_go_over);
+    /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it can.
+    pub(crate) fn share(&mut self, shared: Option<SharedClient>) {
+        let sharing = shared.as_ref().filter(|_| self.wire.may_go_over());
         self.passenger = sharing.map(|shared| {
             let cancel = self.cancel.clone();
             shared.may_go_over(self.session.id(), move || cancel.give_way())
@@ -59,7 +59,8 @@ impl Connection {
         let mut portable = self.session.to_portable()?;
         portable.process_id = self.registration.process_id;
         portable.secret = self.registration.secret.to_vec();
-        portable.input = self.wire.input.to_vec();
+        // Last of all, as the connection goes on another way from then on if it has TLS.
+        (portable.input, portable.tls) = self.wire.to_portable()?;
         let carried = self.carried.values().cloned();
         portable.statements = self.statements.values().map(|prepared| portable_of(prepared)).chain(carried).collect();
         Some(portable.to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
