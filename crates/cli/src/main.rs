@@ -81,10 +81,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A closed pipe on standard output ends the program as it ends any other; Rust turns the signal off and would panic.
-    // SAFETY: no thread but this one exists yet, and the default action is a valid disposition.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let cli = Cli::parse();
+    // A closed pipe on standard output ends the program as it ends any other; Rust turns the signal off and would panic. A server goes on,
+    // as the pipe may be a client's connection.
+    if !matches!(cli.command, Command::Serve(_)) {
+        // SAFETY: no thread but this one exists yet, and the default action is a valid disposition.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
     match run(cli) {
         Ok(code) => code,
         Err(error) => {

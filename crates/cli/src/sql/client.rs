@@ -3,11 +3,14 @@
 
 use super::url::{SslMode, Url};
 use bytes::{Buf, Bytes, BytesMut};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::scram::ClientExchange;
 use tidepool_server::Service;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -17,6 +20,34 @@ use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertSt
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+/// A socket that is given one buffer at a time. Given several, a socket that the server has closed raises SIGPIPE, which ends this program
+/// (`main`). Given one, it returns an error.
+struct OneBuffer(TcpStream);
+
+impl AsyncRead for OneBuffer {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, to)
+    }
+}
+
+impl AsyncWrite for OneBuffer {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
 
 /// What a client connects to.
 #[derive(Clone)]
@@ -117,7 +148,7 @@ async fn open(target: &Target) -> Result<(Box<dyn Io>, bool)> {
         Error::new(SqlState::CONNECTION_FAILURE, format!("could not connect to {}:{}: {error}", url.host, url.port))
             .with_hint("Is the server running? Start one with: tidepool serve.")
     };
-    let mut stream = tokio::net::TcpStream::connect((url.host.as_str(), url.port)).await.map_err(failed)?;
+    let mut stream = TcpStream::connect((url.host.as_str(), url.port)).await.map_err(failed)?;
     let _ = stream.set_nodelay(true);
     if url.ssl_mode == SslMode::Disable {
         return Ok((Box::new(stream), false));
@@ -131,7 +162,7 @@ async fn open(target: &Target) -> Result<(Box<dyn Io>, bool)> {
                 Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid host: \"{}\"", url.host))
             })?;
             let connector = TlsConnector::from(Arc::new(tls_config(url)?));
-            Ok((Box::new(connector.connect(name, stream).await.map_err(failed)?), true))
+            Ok((Box::new(connector.connect(name, OneBuffer(stream)).await.map_err(failed)?), true))
         }
         (b'N', SslMode::Prefer) => Ok((Box::new(stream), false)),
         (b'N', _) => Err(Error::new(SqlState::CONNECTION_FAILURE, "the server does not support TLS")
