@@ -84,7 +84,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // A closed pipe on standard output ends the program as it ends any other; Rust turns the signal off and would panic. A server goes on,
     // as the pipe may be a client's connection.
-    if !matches!(cli.command, Command::Serve(_)) {
+    if !matches!(cli.command, Command::Serve(_) | Command::Upgrade(_)) {
         // SAFETY: no thread but this one exists yet, and the default action is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
