@@ -168,7 +168,7 @@ impl Secured {
 
     /// What another process goes on with, and data that was opened and not read. `None` while it cannot go over. The connection goes on
     /// here afterwards, too.
-    pub(crate) fn to_portable(&mut self) -> Option<(PortableTls, Bytes)> {
+    pub(crate) fn write_down(&mut self) -> Option<(PortableTls, Bytes)> {
         if !self.output.is_empty() || self.is_over || self.is_shut || self.is_broken {
             return None;
         }
@@ -471,7 +471,7 @@ mod tests {
 
     /// As another process goes on with it, and what that has read already.
     fn carried(mut secured: Secured) -> (Secured, Vec<u8>) {
-        let (tls, data) = secured.to_portable().expect("it can go over");
+        let (tls, data) = secured.write_down().expect("it can go over");
         let bytes = PortableSession { tls: Some(tls), input: data.to_vec(), ..PortableSession::default() }.to_bytes();
         let portable = PortableSession::from_bytes(&bytes).unwrap();
         (Secured::of_portable(secured.io, &portable.tls.unwrap()).unwrap(), portable.input)
@@ -509,7 +509,7 @@ mod tests {
             let (mut client, mut secured) = pair(suite).await;
             exchange(&mut client, &mut secured).await;
             for _ in 0..2 {
-                assert!(secured.to_portable().is_some() && secured.may_go_over());
+                assert!(secured.write_down().is_some() && secured.may_go_over());
                 exchange(&mut client, &mut secured).await;
             }
             // Many records, in both directions.
@@ -527,7 +527,7 @@ mod tests {
             let goodbye = client.pending();
             client.io.write_all(&goodbye).await.unwrap();
             assert_eq!(secured.read(&mut [0; 10]).await.unwrap(), 0);
-            assert!(secured.to_portable().is_none());
+            assert!(secured.write_down().is_none());
             secured.shutdown().await.unwrap();
             let mut rest = Vec::new();
             client.io.read_to_end(&mut rest).await.unwrap();
@@ -572,7 +572,7 @@ mod tests {
                 let mut read = [0; 2];
                 secured.read_exact(&mut read).await.unwrap();
                 // Here, too.
-                assert_eq!(&secured.to_portable().unwrap().1[..], b"rst");
+                assert_eq!(&secured.write_down().unwrap().1[..], b"rst");
                 let (mut next, unread) = carried(secured);
                 assert_eq!(unread, b"rst");
                 client.io.write_all(&sealed[sealed.len() - 1..]).await.unwrap();
@@ -593,7 +593,7 @@ mod tests {
             let update = client.pending();
             client.io.write_all(&update).await.unwrap();
             assert!(read_now(&mut secured).is_empty());
-            assert!(secured.to_portable().is_none(), "the client waits for an update");
+            assert!(secured.write_down().is_none(), "the client waits for an update");
             exchange(&mut client, &mut secured).await;
             exchange(&mut client, &mut secured).await;
             secured = carried(secured).0;
@@ -656,7 +656,7 @@ mod tests {
                 secured.flush().await.unwrap();
                 assert_eq!(client.alert().await, *alert, "{number}");
                 assert!(secured.read(&mut [0; 1]).await.is_err() && secured.write(b"x").await.is_err());
-                assert!(secured.to_portable().is_none());
+                assert!(secured.write_down().is_none());
             }
         }
     }
@@ -699,7 +699,7 @@ mod tests {
                 if let Poll::Ready(taken) = Pin::new(&mut secured).poll_write(&mut context, &data) {
                     sent.extend_from_slice(&data[..taken.unwrap()]);
                 }
-                assert!(secured.to_portable().is_none(), "a record is sent in part");
+                assert!(secured.write_down().is_none(), "a record is sent in part");
                 if number % 3 == 0 {
                     let mut heard = [0; 40];
                     let read = client.io.read(&mut heard).await.unwrap();
@@ -714,7 +714,7 @@ mod tests {
             let (flushed, rest) = tokio::join!(secured.flush(), client.read(length - read));
             flushed.unwrap();
             assert_eq!([early, rest].concat(), sent, "{own}");
-            assert!(secured.to_portable().is_some());
+            assert!(secured.write_down().is_some());
         }
     }
 
@@ -722,14 +722,14 @@ mod tests {
     async fn a_connection_with_tls_1_2_stays() {
         let (mut client, mut secured) = pair(CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256).await;
         exchange(&mut client, &mut secured).await;
-        assert!(!secured.may_go_over() && secured.to_portable().is_none());
+        assert!(!secured.may_go_over() && secured.write_down().is_none());
         exchange(&mut client, &mut secured).await;
     }
 
     #[tokio::test]
     async fn damaged_state_is_an_error() {
         let (_client, mut secured) = pair(SUITES[1]).await;
-        let (right, _) = secured.to_portable().unwrap();
+        let (right, _) = secured.write_down().unwrap();
         let code = |change: &dyn Fn(&mut PortableTls)| {
             let (io, _) = duplex(1);
             let mut wrong = right.clone();

@@ -111,12 +111,12 @@ impl Wire {
 
     /// What was read and not worked on, and what another process needs to go on with the stream, for one with TLS. `None` while it cannot go
     /// over.
-    pub(crate) fn to_portable(&mut self) -> Option<(Vec<u8>, Option<PortableTls>)> {
+    pub(crate) fn write_down(&mut self) -> Option<(Vec<u8>, Option<PortableTls>)> {
         let mut input = self.input.to_vec();
         let tls = match &mut self.stream {
             Stream::Plain(_) => None,
             Stream::Secured(secured) => {
-                let (tls, data) = secured.to_portable()?;
+                let (tls, data) = secured.write_down()?;
                 input.extend_from_slice(&data);
                 Some(tls)
             }

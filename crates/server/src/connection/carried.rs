@@ -60,7 +60,7 @@ impl Connection {
         portable.process_id = self.registration.process_id;
         portable.secret = self.registration.secret.to_vec();
         // Last of all, as the connection goes on another way from then on if it has TLS.
-        (portable.input, portable.tls) = self.wire.to_portable()?;
+        (portable.input, portable.tls) = self.wire.write_down()?;
         let carried = self.carried.values().cloned();
         portable.statements = self.statements.values().map(|prepared| portable_of(prepared)).chain(carried).collect();
         Some(portable.to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
