@@ -30,7 +30,7 @@ pub fn rejoining(cluster: &Cluster, drain: &str) -> String {
 }
 
 /// Has servers of a configuration accept clients with TLS, and makes such clients.
-struct Encryption {
+pub struct Encryption {
     roots: RootCertStore,
 }
 
