@@ -53,11 +53,12 @@ pub async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     let mut client = crate::sql::client_of(&args.url).await?;
     let before = Before::find(&mut client, &args.url).await?;
     let name = pool.name.unwrap_or_else(|| format!("tidepool-{}", std::process::id()));
-    of_serve.database.pool_name = Some(before.free_name(&name));
+    let name = before.free_name(&name);
+    of_serve.database.pool_name = Some(name.clone());
     let upgrade = Upgrade {
         client,
         url: args.url,
-        name: before.free_name(&name),
+        name,
         lag_max: args.max_lag,
         wait: Duration::from_secs(args.upgrade_wait_s.into()),
         before: before.name,
