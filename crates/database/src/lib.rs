@@ -47,7 +47,7 @@ pub use durability::point_in_time::{Recovered, RecoveryTarget, recover_to, remov
 pub use durability::reset_log::reset_log;
 pub use durability::small::MainPlaces;
 pub use durability::storage::Copied;
-pub use durability::transaction_ids::{CurrentTransaction, TransactionFate};
+pub use durability::transaction_ids::{CommitWitness, CurrentTransaction, TransactionFate};
 pub use lsn::Lsn;
 pub use patience::Patience;
 pub use pool_host::{LIFE_LEFT_VARIABLE, PoolHost};

@@ -105,7 +105,10 @@ pub use placement::statement_of;
 pub use plain::error as plain_error;
 pub use plan_cache::PlanCounts;
 pub use planner::Planner;
-pub use portable::{PortablePrepared, PortableSession, PortableStatement, PortableTls, PortableTraffic};
+pub use portable::{
+    PortableBlockState, PortableKey, PortableLock, PortablePrepared, PortableSession, PortableStatement, PortableTls,
+    PortableTraffic,
+};
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,

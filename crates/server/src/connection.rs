@@ -6,6 +6,7 @@
 //! in a transaction block share one implicit transaction.
 
 mod carried;
+mod settled;
 mod texts;
 
 use crate::encode::{DirectRows, FLUSH_BYTES, RowEncoder};
@@ -19,6 +20,7 @@ use crate::service::{Phase, Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
 use futures::{FutureExt, StreamExt};
+use settled::{Ending, Settling};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -80,6 +82,10 @@ pub(crate) struct Connection {
     idle_since: Option<Instant>,
     /// It may go over to another host.
     passenger: Option<Passenger>,
+    /// What the client asked first has ended by this already.
+    fails: Option<Error>,
+    /// What it puts down of itself for a process that comes after this one.
+    settling: Option<Settling>,
     /// Ends with it, behind all else.
     shared: Option<SharedClient>,
 }
@@ -199,6 +205,8 @@ impl Connection {
             implicit_block: false,
             idle_since: None,
             passenger: None,
+            fails: None,
+            settling: None,
             shared: None,
         }
     }
@@ -221,9 +229,13 @@ impl Connection {
     }
 
     async fn run_messages(&mut self) -> Result<std::convert::Infallible, Failure> {
-        // One that came from another host is ready.
-        if self.idle_since.is_none() {
-            self.ready().await?;
+        match self.idle_since {
+            None => self.ready().await?,
+            // One that came from another host is ready, and may have had something to say.
+            Some(_) => {
+                self.settle();
+                self.wire.flush().await?;
+            }
         }
         loop {
             let message = self.next_message().await?;
@@ -233,7 +245,13 @@ impl Connection {
                 Message::Sync => self.sync().await?,
                 Message::Query(sql) => {
                     self.skipping = false;
-                    self.simple_query(&sql).await?;
+                    match self.fails.take() {
+                        None => self.simple_query(&sql).await?,
+                        Some(error) => {
+                            self.report(&error);
+                            self.ready().await?;
+                        }
+                    }
                 }
                 Message::Malformed { extended: false, error } => {
                     self.skipping = false;
@@ -319,6 +337,7 @@ impl Connection {
     /// Tells an error to the client and fails the transaction.
     fn report(&mut self, error: &Error) {
         tracing::debug!(connection = self.registration.process_id, "{error:?}");
+        self.session_changes();
         self.session.fail();
         self.send_notices();
         backend::error_response(&mut self.wire.output, "ERROR", &plain_error(error));
@@ -336,6 +355,7 @@ impl Connection {
             backend::parameter_status(&mut self.wire.output, &name, &value);
         }
         backend::ready_for_query(&mut self.wire.output, self.session.transaction_status());
+        self.settle();
         behind_the_ready().await;
         self.wire.flush().await?;
         self.idle_since = Some(Instant::now());
@@ -344,8 +364,9 @@ impl Connection {
 
     async fn simple_query(&mut self, sql: &str) -> Result<(), Failure> {
         // As in PostgreSQL, the unnamed statement and portal do not outlive a simple query.
-        self.statements.remove("");
-        self.carried.remove("");
+        if self.statements.remove("").is_some() | self.carried.remove("").is_some() {
+            self.session_changes();
+        }
         self.portals.remove("");
         self.prepare_carried(sql).await?;
         let outcome = match self.run_text(sql).await {
@@ -373,7 +394,10 @@ impl Connection {
 
     /// Also of one that a statement began for itself and that a panic kept it from ending.
     async fn end_implicit_block(&mut self) -> Result<()> {
-        self.implicit_block = false;
+        if std::mem::take(&mut self.implicit_block) {
+            // All that there is of the answer.
+            self.expect_commit(Ending::Ready);
+        }
         self.session.end_implicit_block().await
     }
 
@@ -452,13 +476,19 @@ impl Connection {
         describes: bool,
     ) -> Result<Option<DirectDone>, Trouble> {
         let settings = self.session.shared_text_settings();
+        let is_written = direct.writes() && self.session.transaction_status() == TransactionStatus::Idle;
+        if is_written {
+            self.expect_commit(if describes { Ending::Tag } else { self.ending_of_extended() });
+        }
         // Nobody else writes meanwhile.
         let mut output = std::mem::take(&mut self.wire.output);
         let start = output.len();
         if describes && let Some(columns) = columns {
             backend::row_description(&mut output, columns, formats);
         }
-        let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings, &self.account);
+        let keeper = self.settling.as_ref().filter(|_| is_written).map(|settling| &**settling.keeper());
+        let mut rows =
+            DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings, &self.account, keeper);
         let ran =
             attended(&mut self.wire, &self.cancel, pin!(self.session.run_direct(direct, values, &mut rows))).await;
         if !matches!(ran, Ok(Ok(Some(_)))) {
@@ -468,6 +498,7 @@ impl Connection {
         // For as long as the client takes to read it. What there is no room for is sent all the same, as it is there.
         let _ = self.wire.reserve_output(0);
         let done = ran??;
+        self.worked_in_block();
         if done.is_some() && self.wire.output.len() >= FLUSH_BYTES {
             self.wire.flush().await?;
         }
@@ -511,8 +542,10 @@ impl Connection {
         statement: &Statement,
         parameters: &[arrow::array::ArrayRef],
         is_tried: bool,
+        ending: Ending,
     ) -> Result<Outcome, Trouble> {
         tracing::trace!(connection = self.registration.process_id, "execute: {}", statement.text());
+        self.executes(statement, ending);
         Ok(match is_tried {
             true => {
                 attended(&mut self.wire, &self.cancel, pin!(self.session.execute_planned(statement, parameters)))
@@ -529,7 +562,8 @@ impl Connection {
             backend::command_complete(&mut self.wire.output, tag);
             return Ok(Some(Completed { tag: tag.to_owned(), rows_loaded: 0 }));
         }
-        match self.execute(statement, &[], is_tried).await? {
+        let ending = if is_tried { Ending::Tag } else { Ending::None };
+        match self.execute(statement, &[], is_tried, ending).await? {
             Outcome::Rows { columns, batches, tag } => {
                 self.send_notices();
                 let formats = vec![0; columns.len()];
@@ -599,6 +633,7 @@ impl Connection {
         if self.session.transaction_status() == TransactionStatus::Failed {
             return None;
         }
+        self.session_changes();
         self.session.forget_statement(&name);
         let is_carried = self.carried.remove(&name).is_some();
         (self.statements.remove(&name).is_some() || is_carried).then_some("DEALLOCATE")
@@ -698,6 +733,9 @@ impl Connection {
 
     /// `charge`: what the message is charged with, to be held as long as it is.
     async fn extended(&mut self, message: Message, charge: &mut Option<Reservation>) -> Result<(), Trouble> {
+        if let Some(error) = self.fails.take() {
+            return Err(error.into());
+        }
         match message {
             Message::Parse { name, sql, parameter_oids } => self.parse(name, &sql, &parameter_oids).await,
             Message::Bind(bind) => {
@@ -711,6 +749,7 @@ impl Connection {
             Message::Describe { target: Target::Portal, name } => Ok(self.describe_portal(&name)?),
             Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
             Message::Close { target, name } => {
+                self.session_changes();
                 match target {
                     Target::Statement => {
                         self.session.forget_statement(&name);
@@ -742,6 +781,7 @@ impl Connection {
     }
 
     async fn prepare_as(&mut self, name: String, sql: &str, parameter_oids: &[u32]) -> Result<(), Trouble> {
+        self.session_changes();
         let preparing = self.session.prepare_statement(sql, parameter_oids);
         let of = attended(&mut self.wire, &self.cancel, pin!(preparing)).await??;
         // An unnamed one is the next one's place, and most are small.
@@ -936,7 +976,8 @@ impl Connection {
                     }
                 }
                 let parameters = self.decode(&portal.prepared, &portal.parameters, &portal.parameter_formats)?;
-                match self.execute(statement, &parameters, true).await? {
+                let ending = self.ending_of_extended();
+                match self.execute(statement, &parameters, true, ending).await? {
                     Outcome::Rows { columns, batches, tag } => {
                         check_columns(portal.prepared.of.description.columns.as_deref(), &columns)?;
                         let formats = expand_formats(&portal.result_formats, columns.len())?;

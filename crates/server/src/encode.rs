@@ -1,5 +1,6 @@
 //! Rows into `DataRow` messages.
 
+use crate::kept::Keeper;
 use crate::wire::{UNCOUNTED_BYTES, Wire};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::DataType;
@@ -133,6 +134,8 @@ pub(crate) struct DirectRows<'a> {
     account: &'a Arc<ClientAccount>,
     /// Once the rows are much.
     held: Option<Reservation>,
+    /// Who is to have the rows before they are committed.
+    keeper: Option<&'a Keeper>,
 }
 
 impl<'a> DirectRows<'a> {
@@ -143,6 +146,7 @@ impl<'a> DirectRows<'a> {
         formats: &'a [i16],
         settings: &'a TextSettings,
         account: &'a Arc<ClientAccount>,
+        keeper: Option<&'a Keeper>,
     ) -> DirectRows<'a> {
         let start = out.len();
         DirectRows {
@@ -154,11 +158,20 @@ impl<'a> DirectRows<'a> {
             zone: settings.zone().unwrap_or(Zone::UTC),
             account,
             held: None,
+            keeper,
         }
     }
 }
 
 impl RowSink for DirectRows<'_> {
+    fn committing(&mut self) {
+        if let Some(keeper) = self.keeper
+            && self.out.len() > self.start
+        {
+            keeper.expect_rows(self.out);
+        }
+    }
+
     fn row(&mut self, values: &[Datum<'_>]) -> Result<()> {
         let out = &mut *self.out;
         out.push(b'D');

@@ -24,8 +24,10 @@
 //! * At a planned change of primary, clients' connections go over ([`crate::passing`]): the sockets are there already, and the sessions come as
 //!   bytes, in pieces. A host that has all of a session goes on with it when it is primary, if the pool says that the pass is in force.
 
-use crate::incoming::shut_down;
+use crate::incoming::{self, Positions, shut_down};
+use crate::kept::Keeper;
 use crate::passing::{Outcome, Passenger, Passing};
+use crate::succession::{self, Beginning, InheritedClient, InheritedSession, gather};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,7 +39,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_database::{Database, HostRole, PassesSessions, StateMark};
-use tidepool_planner::{LookedAt, Planner, StatementInUse};
+use tidepool_planner::{LookedAt, Planner, PortableSession, StatementInUse};
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::words::Host;
@@ -95,17 +97,10 @@ pub(crate) struct InheritedListener {
     pub(crate) socket: OwnedFd,
 }
 
-/// A client's connection of a primary before.
-pub(crate) struct InheritedSession {
-    pub(crate) socket: OwnedFd,
-    /// As [`tidepool_planner::PortableSession`] reads it.
-    pub(crate) bytes: Vec<u8>,
-}
-
 /// What comes from another host.
 pub(crate) enum Taken {
     Listener(InheritedListener),
-    Session(InheritedSession),
+    Session(Box<InheritedSession>),
     /// A client's request to cancel, which came to a host that does not have the client.
     Cancel {
         process_id: i32,
@@ -115,11 +110,18 @@ pub(crate) enum Taken {
 
 type Shared = Arc<OwnedFd>;
 
+/// A client's socket, and what is kept of its connection.
+#[derive(Clone)]
+struct SharedSocket {
+    socket: Shared,
+    keeper: Option<Arc<Keeper>>,
+}
+
 /// What goes to a standby.
 #[derive(Clone)]
 enum Message {
     Listener(ListenerKind, String, Shared),
-    Client(u64, Shared),
+    Client(u64, SharedSocket),
     Gone(u64),
     /// The host that the address belongs to has it now.
     LetGo(String),
@@ -164,8 +166,10 @@ impl Message {
                 };
                 connection.send(&[&[LISTENER, kind], address.as_bytes()].concat(), &[socket.as_fd()])
             }
-            Message::Client(number, socket) => {
-                connection.send(&[&[CLIENT][..], &number.to_le_bytes()].concat(), &[socket.as_fd()])
+            Message::Client(number, SharedSocket { socket, keeper }) => {
+                let mut descriptors = vec![socket.as_fd()];
+                descriptors.extend(keeper.iter().map(|keeper| keeper.file().as_fd()));
+                connection.send(&[&[CLIENT][..], &number.to_le_bytes()].concat(), &descriptors)
             }
             Message::Gone(number) => connection.send(&[&[GONE][..], &number.to_le_bytes()].concat(), &[]),
             Message::LetGo(address) => connection.send(&[&[LET_GO], address.as_bytes()].concat(), &[]),
@@ -185,9 +189,11 @@ impl Message {
 #[derive(Default)]
 struct Own {
     next: u64,
-    clients: HashMap<u64, Shared>,
+    clients: HashMap<u64, SharedSocket>,
     listeners: Vec<(ListenerKind, String, Shared)>,
     standbys: Vec<(u64, Host, SyncSender<Message>)>,
+    /// Whether there is one.
+    is_followed: Arc<AtomicBool>,
     /// Those that it was given itself.
     addresses: Vec<String>,
     /// By address, ends the accepting at one that was inherited.
@@ -199,7 +205,12 @@ struct Own {
 impl Own {
     /// To all standbys that keep up.
     fn tell(&mut self, message: &Message) {
-        self.standbys.retain(|(_, _, queue)| queue.try_send(message.clone()).is_ok());
+        self.retain(|(_, _, queue)| queue.try_send(message.clone()).is_ok());
+    }
+
+    fn retain(&mut self, is_kept: impl FnMut(&(u64, Host, SyncSender<Message>)) -> bool) {
+        self.standbys.retain(is_kept);
+        self.is_followed.store(!self.standbys.is_empty(), Ordering::Relaxed);
     }
 
     /// An address that another host was given, and not this one, too.
@@ -235,7 +246,7 @@ struct Piecewise {
 /// Of a host that follows: what its primary shared.
 #[derive(Default)]
 struct Inherited {
-    clients: HashMap<u64, OwnedFd>,
+    clients: HashMap<u64, InheritedClient>,
     /// Of some of these.
     sessions: HashMap<u64, Piecewise>,
     listeners: Vec<InheritedListener>,
@@ -276,11 +287,20 @@ impl std::fmt::Debug for Handover {
 pub(crate) struct SharedClient {
     handover: Arc<Handover>,
     number: u64,
-    socket: Shared,
+    socket: SharedSocket,
     is_gone: bool,
 }
 
 impl SharedClient {
+    /// Where what the connection is can be put down for a process that comes after this one.
+    pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
+        self.socket.keeper.as_ref()
+    }
+
+    pub(crate) fn positions(&self) -> Option<Positions> {
+        incoming::positions(&self.socket.socket)
+    }
+
     /// The connection may go over to another host from now on.
     pub(crate) fn may_go_over(&self, session: u32, end_statement: impl Fn() + Send + 'static) -> Passenger {
         self.handover.passing.enter(self.number, session, end_statement)
@@ -311,7 +331,7 @@ impl Drop for SharedClient {
         own.tell(&Message::Gone(self.number));
         drop(own);
         // Standbys may have it for a moment longer.
-        shut_down(&self.socket);
+        shut_down(&self.socket.socket);
     }
 }
 
@@ -378,7 +398,7 @@ impl Handover {
         self.stopped.store(true, Ordering::Release);
         {
             let mut own = self.own.lock();
-            own.standbys.clear();
+            own.retain(|_| false);
             own.listeners.clear();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
@@ -421,7 +441,14 @@ impl Handover {
     /// Shares a client's socket until what is returned is dropped, which ends the connection. `None` where there is no
     /// descriptor left.
     pub(crate) fn share_client(self: &Arc<Self>, socket: &impl AsFd) -> Option<SharedClient> {
-        let socket = Arc::new(socket.as_fd().try_clone_to_owned().ok()?);
+        let keeper = match Keeper::new(self.own.lock().is_followed.clone()) {
+            Ok(keeper) => Some(Arc::new(keeper)),
+            Err(error) => {
+                tracing::warn!(%error, "a connection is not kept for a standby");
+                None
+            }
+        };
+        let socket = SharedSocket { socket: Arc::new(socket.as_fd().try_clone_to_owned().ok()?), keeper };
         let mut own = self.own.lock();
         let number = own.next;
         own.next += 1;
@@ -452,12 +479,13 @@ impl Handover {
                             continue;
                         }
                         own.standbys.push((next, connection.peer(), queue));
+                        own.is_followed.store(true, Ordering::Relaxed);
                     }
                     let (number, own, taken) = (next, self.own.clone(), self.taken.clone());
                     next += 1;
                     let told = spawn("handover-tell", move || {
                         serve_standby(&connection, &messages, &own, &taken);
-                        own.lock().standbys.retain(|(known, ..)| *known != number);
+                        own.lock().retain(|(known, ..)| *known != number);
                     });
                     if let Err(error) = told {
                         tracing::warn!("a standby cannot have this host's sockets: {error}");
@@ -479,7 +507,6 @@ impl Handover {
             HostRole::Primary => {
                 (inherited.takes_over, inherited.has_taken_over) = (true, true);
                 self.go_on_with_sessions(&mut inherited);
-                end_clients(&mut inherited);
                 for listener in std::mem::take(&mut inherited.listeners) {
                     let _ = self.taken.send(Taken::Listener(listener));
                 }
@@ -489,12 +516,11 @@ impl Handover {
                 if std::mem::take(&mut inherited.takes_over) {
                     inherited.sessions.clear();
                     end_clients(&mut inherited);
+                    // That one goes on with them.
+                    inherited.clients.clear();
                 }
             }
-            HostRole::Failed => {
-                inherited.sessions.clear();
-                end_clients(&mut inherited);
-            }
+            HostRole::Failed => inherited.end_all(),
             HostRole::Fenced => {
                 self.own.lock().stop_inherited();
                 self.sessions_are_gone();
@@ -644,11 +670,17 @@ impl Handover {
                     gone.into_iter().for_each(|listener| _ = self.taken.send(Taken::Listener(listener)));
                 }
             }
-            ([CLIENT, number_bytes @ ..], Some(socket)) => match (inherited.has_taken_over, number(number_bytes)) {
-                (true, _) => shut_down(&socket),
-                (false, Some(number)) => _ = inherited.clients.insert(number, socket),
-                (false, None) => {}
-            },
+            ([CLIENT, number_bytes @ ..], Some(last)) => {
+                let (socket, pages) = match descriptors.pop() {
+                    Some(socket) => (socket, Some(last)),
+                    None => (last, None),
+                };
+                match (inherited.has_taken_over, number(number_bytes)) {
+                    (true, _) => shut_down(&socket),
+                    (false, Some(number)) => _ = inherited.clients.insert(number, InheritedClient { socket, pages }),
+                    (false, None) => {}
+                }
+            }
             ([STATEMENT, statement @ ..], _) => {
                 let mut statements = self.statements.lock();
                 // Those of a primary before make room.
@@ -689,19 +721,21 @@ impl Handover {
             inherited.listeners.clear();
             return;
         }
-        tracing::info!("{primary} has ended: {} clients of it are told", inherited.clients.len());
         end_clients(&mut inherited);
+        tracing::info!("{primary} has ended: {} clients of it are kept", inherited.clients.len());
         // Its listeners are for whoever takes over. That may be another host, which has them, too: then these are let go of when
         // this host has that one's.
         drop(inherited);
         let end = Instant::now() + END_WAIT;
+        let mut has_successor = false;
         while Instant::now() < end && self.database.role() == HostRole::Following && !self.is_stopped() {
             let is_another = || {
                 let host = self.database.pool()?;
                 let reign = host.member().reign().ok()?;
                 Some(!reign.is_of(primary) && reign.state == tidepool_pool::words::TermState::Running)
             };
-            if is_another() == Some(true) {
+            has_successor = is_another() == Some(true);
+            if has_successor {
                 break;
             }
             std::thread::sleep(RETRY_INTERVAL);
@@ -709,8 +743,13 @@ impl Handover {
         let mut inherited = self.inherited.lock();
         if !inherited.takes_over {
             inherited.listeners.clear();
-            inherited.sessions.clear();
-            end_clients(&mut inherited);
+            if has_successor {
+                // Which goes on with those that it can.
+                inherited.sessions.clear();
+                end_clients(&mut inherited);
+                inherited.clients.clear();
+            }
+            inherited.end_all();
         }
     }
 
@@ -718,13 +757,35 @@ impl Handover {
     fn go_on_with_sessions(&self, inherited: &mut Inherited) {
         let in_force = self.database.passed();
         crash_point("switchover.going_on");
+        let mut passed = Vec::new();
         for (number, session) in std::mem::take(&mut inherited.sessions) {
             if session.is_whole
                 && Some(session.pass) == in_force
-                && let Some(socket) = inherited.clients.remove(&number)
+                && let Some(client) = inherited.clients.remove(&number)
             {
-                let _ = self.taken.send(Taken::Session(InheritedSession { socket, bytes: session.bytes }));
+                let bytes = Zeroizing::new(session.bytes);
+                match PortableSession::from_bytes(&bytes) {
+                    Ok(portable) => passed.push(InheritedSession::new(client.socket, portable, Beginning::default())),
+                    Err(error) => {
+                        tracing::warn!("a connection of the primary before cannot go on here: {error}");
+                        shut_down(&client.socket);
+                    }
+                }
             }
+        }
+        gather(passed, |session| _ = self.taken.send(Taken::Session(Box::new(session))));
+        end_clients(inherited);
+        let kept: Vec<InheritedClient> = inherited.clients.drain().map(|(_, client)| client).collect();
+        if in_force.is_some() {
+            // It lives, and has said so to those that did not go over.
+            return kept.iter().for_each(|client| shut_down(&client.socket));
+        }
+        let (database, taken) = (self.database.clone(), self.taken.clone());
+        let succeeding = spawn("handover-succeed", move || {
+            gather(succession::succeed(&database, kept), |session| _ = taken.send(Taken::Session(Box::new(session))));
+        });
+        if let Err(error) = succeeding {
+            tracing::error!("clients of the primary before cannot go on here: {error}");
         }
     }
 
@@ -810,6 +871,12 @@ fn put(queue: &SyncSender<Message>, mut message: Message, end: Instant) -> Resul
 }
 
 impl Inherited {
+    /// Of a database that nobody has taken over.
+    fn end_all(&mut self) {
+        self.sessions.clear();
+        self.clients.drain().for_each(|(_, client)| shut_down(&client.socket));
+    }
+
     /// Some of a session. What does not fit to what came before is of another pass, and begins anew.
     fn take_piece(&mut self, bytes: &[u8]) {
         let Some((pass, rest)) = bytes.split_first_chunk::<8>() else { return };
@@ -928,8 +995,9 @@ fn answer(
 /// But for those that this host may go on with.
 fn end_clients(inherited: &mut Inherited) {
     let Inherited { clients, sessions, .. } = inherited;
-    let may_go_on = |number: &u64| sessions.get(number).is_some_and(|session| session.is_whole);
-    clients.extract_if(|number, _| !may_go_on(number)).for_each(|(_, socket)| shut_down(&socket));
+    let is_passed = |number: &u64| sessions.get(number).is_some_and(|session| session.is_whole);
+    let ends = |number: &u64, client: &mut InheritedClient| client.pages.is_none() && !is_passed(number);
+    clients.extract_if(ends).for_each(|(_, client)| shut_down(&client.socket));
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

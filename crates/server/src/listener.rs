@@ -2,12 +2,13 @@
 
 use crate::auth::Peer;
 use crate::doorway::{Doorway, MetricsPlace, listen, local_address};
-use crate::handover::{Handover, InheritedListener, InheritedSession, ListenerKind, SharedClient, Taken};
+use crate::handover::{Handover, InheritedListener, ListenerKind, SharedClient, Taken};
 use crate::local::{LocalListener, LocalPlace};
 use crate::metrics;
 use crate::passing::Stage;
 use crate::service::{Phase, Service};
 use crate::strangers::{Stranded, Strangers};
+use crate::succession::InheritedSession;
 use crate::threads::{Place, Threads};
 use crate::wire::Io;
 use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
@@ -213,7 +214,7 @@ impl Server {
                         Taken::Session(session) => {
                             let Some(place) = threads.place(None) else { continue };
                             let handle = place.handle.clone();
-                            connections.spawn_on(go_on(service, handover, session, place), &handle);
+                            connections.spawn_on(go_on(service, handover, *session, place), &handle);
                         }
                     }
                 }
@@ -381,7 +382,9 @@ async fn serve<S, I: Io + 'static>(
 
 /// Goes on with a connection of the primary before, on the thread that it has a place on.
 async fn go_on(service: Arc<Service>, handover: Arc<Handover>, session: InheritedSession, _place: Place) {
-    let InheritedSession { socket, bytes } = session;
+    let mut session = session;
+    let gate = session.gate();
+    let InheritedSession { socket, portable, beginning, .. } = session;
     // Ends it where it cannot go on.
     let shared = handover.share_client(&socket);
     drop(handover);
@@ -392,7 +395,7 @@ async fn go_on(service: Arc<Service>, handover: Arc<Handover>, session: Inherite
         false => TcpStream::from_std(OwnedFd::from(local).into()).map(|stream| Box::new(stream) as Box<dyn Io>),
     };
     match stream {
-        Ok(stream) => startup::go_on(service, stream, bytes, shared).await,
+        Ok(stream) => startup::go_on(service, stream, (portable, beginning), gate, shared).await,
         Err(error) => tracing::warn!("could not go on with a connection: {error}"),
     }
 }

@@ -9,6 +9,7 @@ use crate::protocol::frontend::Opening;
 use crate::secured::Secured;
 use crate::service::{Phase, Service};
 use crate::strangers::Stranded;
+use crate::succession::{Beginning, Gate};
 use crate::wire::{Io, Wire};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -17,7 +18,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, SqlState};
 use tidepool_planner::{PortableSession, Session};
-use zeroize::Zeroizing;
 
 /// The newest minor version of protocol 3 that is spoken.
 const MINOR_VERSION: u16 = 2;
@@ -117,11 +117,15 @@ async fn run(service: &Service, mut connection: Connection) {
     service.metrics.connection_closed();
 }
 
-/// Goes on with a connection of another host, by what that wrote down of it.
-pub(crate) async fn go_on(service: Arc<Service>, io: Box<dyn Io>, bytes: Vec<u8>, shared: Option<SharedClient>) {
+/// Goes on with a connection of another host, by what that wrote down of it, and what its client is told first.
+pub(crate) async fn go_on(
+    service: Arc<Service>,
+    io: Box<dyn Io>,
+    (portable, beginning): (PortableSession, Beginning),
+    mut gate: Gate,
+    shared: Option<SharedClient>,
+) {
     let going_on = async {
-        // It may have secrets.
-        let portable = PortableSession::from_bytes(&Zeroizing::new(bytes))?;
         let wire = match &portable.tls {
             Some(tls) => Wire::secured(Secured::of_portable(io, tls)?),
             None => Wire::new(io),
@@ -134,7 +138,9 @@ pub(crate) async fn go_on(service: Arc<Service>, io: Box<dyn Io>, bytes: Vec<u8>
     };
     match AssertUnwindSafe(going_on).catch_unwind().await {
         Ok(Ok(mut connection)) => {
+            gate.pass().await;
             connection.share(shared);
+            connection.begin_with(beginning);
             run(&service, connection).await;
         }
         Ok(Err(error)) => tracing::warn!("a connection of the primary before cannot go on here: {error}"),

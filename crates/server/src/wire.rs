@@ -3,6 +3,8 @@
 //! A message is in memory as far as it has come. Small ones are not counted: each connection has room for one. What goes beyond is charged as it comes; a message that
 //! there is no room for is not kept, its bytes are passed over as they come, and it is answered by an error. The connection goes on.
 
+use crate::incoming::Positions;
+use crate::kept::{Keeper, KeptIo};
 use crate::protocol::frontend::{Message, MessageHead};
 use crate::secured::Secured;
 use bytes::{Buf, BufMut, BytesMut};
@@ -86,6 +88,14 @@ impl Wire {
     pub(crate) fn charge(&mut self, account: &Arc<ClientAccount>) {
         let (input, output) = (account.nothing(Held::Messages), account.nothing(Held::Results));
         self.charges = Some(Charges { input, output });
+    }
+
+    /// From now on its bytes are kept for another process. False: they cannot be, as they are encrypted.
+    pub(crate) fn keep(&mut self, keeper: &Arc<Keeper>, positions: Option<Positions>) -> bool {
+        let Stream::Plain(io) = &mut self.stream else { return false };
+        let io = std::mem::replace(io, Box::new(tokio::io::empty()));
+        self.stream = Stream::Plain(Box::new(KeptIo::new(io, keeper.clone(), positions)));
+        true
     }
 
     /// Between two messages, or within one that is in `input` as far as it has come; and all is sent.

@@ -19,6 +19,7 @@ mod elastic;
 mod explain;
 mod failover;
 mod histories;
+mod kept;
 mod kills;
 mod locking;
 mod overtaken;

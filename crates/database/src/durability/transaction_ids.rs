@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_txn::Transactions;
@@ -336,6 +336,18 @@ impl TransactionIds {
     }
 }
 
+/// Who is told of a session's commits before each of them is decided. A process that goes on with the session finds by the transaction's id whether it was.
+pub trait CommitWitness: std::fmt::Debug + Send + Sync {
+    /// Whether there is anybody who would go on with the session.
+    fn is_wanted(&self) -> bool;
+
+    /// What the client is told if the next commit succeeds: the statement's tag.
+    fn will_say(&self, tag: &str);
+
+    /// The transaction with this id is about to be committed.
+    fn committing(&self, id: u64);
+}
+
 /// What a session and its transactions tell one another: the id of the one that it is in, once a client has asked for it, and the last one's commit,
 /// where that is to be waited for at standbys.
 #[derive(Debug, Default)]
@@ -343,9 +355,30 @@ pub struct CurrentTransaction {
     id: Mutex<Option<u64>>,
     /// 0: there is none.
     committed: AtomicU64,
+    witness: OnceLock<Arc<dyn CommitWitness>>,
 }
 
 impl CurrentTransaction {
+    /// Has commits from now on told. Once only.
+    pub fn set_witness(&self, witness: Arc<dyn CommitWitness>) {
+        let _ = self.witness.set(witness);
+    }
+
+    /// Who is to be told of commits, if anybody is.
+    #[inline]
+    pub fn witness(&self) -> Option<&dyn CommitWitness> {
+        self.witness.get().map(|witness| &**witness).filter(|witness| witness.is_wanted())
+    }
+
+    /// A transaction that has something to commit does so next.
+    pub(crate) fn committing(&self, database: &Database) -> Result<()> {
+        let Some(witness) = self.witness() else { return Ok(()) };
+        if !database.is_following() {
+            witness.committing(self.assign_id(database)?);
+        }
+        Ok(())
+    }
+
     pub fn assigned_id(&self) -> Option<u64> {
         *self.id.lock()
     }

@@ -720,6 +720,11 @@ impl Transaction {
     /// The timestamp, and whether there was anything to be made durable.
     fn commit_undurably(&mut self) -> Result<(CommitTs, bool)> {
         panic_point("database.commit");
+        if let Some(current) = &self.current
+            && (!self.writes.is_empty() || !self.changes.is_empty() || self.loaded || current.assigned_id().is_some())
+        {
+            current.committing(&self.database)?;
+        }
         // From here on, what is shared may say that it is committed before all that is shared does.
         without_unwinding(|| self.commit_decided())
     }

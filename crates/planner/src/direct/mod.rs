@@ -46,6 +46,8 @@ pub trait RowSink {
     }
     /// None of those that came count: the statement begins again, or fails.
     fn clear(&mut self);
+    /// All have come, and the statement's transaction is committed next.
+    fn committing(&mut self) {}
 }
 
 /// A table that a program writes to.

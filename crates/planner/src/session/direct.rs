@@ -72,6 +72,10 @@ impl DirectStatement {
     pub fn columns(&self) -> Option<&Arc<[ResultColumn]>> {
         self.program.columns.as_ref()
     }
+
+    pub fn writes(&self) -> bool {
+        self.program.writes()
+    }
 }
 
 impl OfText for Arc<PreparedStatement> {
@@ -574,6 +578,11 @@ impl Session {
         match slot {
             Some(slot) => *slot.lock() = Some(transaction),
             None if program.writes() => {
+                if let Some(witness) = self.current.witness() {
+                    sink.committing();
+                    witness.will_say(&format!("{} {rows}", program.tag()));
+                    transaction.set_current(self.current.clone());
+                }
                 if let Err(error) = self.commit_decided(transaction).await {
                     sink.clear();
                     if waiting.is_none() {
@@ -616,21 +625,29 @@ impl Session {
             None => (None, None, false),
         };
         let wait = self.commit_wait();
-        let current = (wait == CommitWait::Applied).then(|| self.current.clone());
+        let current = (wait == CommitWait::Applied || self.current.witness().is_some()).then(|| self.current.clone());
         let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
         let program = direct.program.clone();
         let running = self.planner.workers().spawn_blocking(move || {
             let (mut transaction, version) = held_up;
             transaction.set_patience(interrupt.clone());
             transaction.set_commit_wait(wait);
-            current.into_iter().for_each(|current| transaction.set_current(current));
+            current.iter().for_each(|current| transaction.set_current(current.clone()));
             let mark: Option<StatementMark> = slot.is_some().then(|| transaction.mark_statement());
             let mut kept = Kept::default();
             let attempted = attempt(&mut transaction, Some(version), &program, &parameters, &context, &mut kept)
                 .and_then(|attempted| interrupt.check().map(|()| attempted));
             let ended = match attempted {
                 Ok(Attempt::Done(rows, told)) => match &slot {
-                    None => transaction.try_commit().map(|_| Some((rows, told))),
+                    None => {
+                        // Rows that it gives back are not with the client's other messages yet.
+                        if let Some(witness) = current.as_ref().and_then(|current| current.witness())
+                            && program.columns.is_none()
+                        {
+                            witness.will_say(&format!("{} {rows}", program.tag()));
+                        }
+                        transaction.try_commit().map(|_| Some((rows, told)))
+                    }
                     Some(_) => Ok(Some((rows, told))),
                 },
                 Ok(_) => {

@@ -6,7 +6,7 @@ use super::{Session, first_settings};
 use crate::advisory::{Key, Mode};
 use crate::catalog::SessionSequences;
 use crate::planner::Planner;
-use crate::portable::{PortableKey, PortableLock, PortableSession, PortableStatement};
+use crate::portable::{PortableBlock, PortableKey, PortableLock, PortableSession, PortableStatement};
 use crate::statement;
 use chrono::DateTime;
 use std::sync::Arc;
@@ -14,19 +14,35 @@ use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_heap::ClientAccount;
 
 impl Session {
+    /// Rises whenever what it knows of sequences may have changed, which statements do that go to their rows by themselves. All else that goes over
+    /// stays as it was while no other statements run.
+    pub fn sequences_revision(&self) -> u64 {
+        self.sequences.lock().revision()
+    }
+
     /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
     /// cursors that outlive their transactions and have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
     /// which something was done is lost by it.
     pub fn to_portable(&mut self) -> Option<PortableSession> {
+        let block = match &self.block {
+            Some(block) => Some(block.to_portable(&self.settings)?),
+            None => None,
+        };
+        self.portable_with(block)
+    }
+
+    /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings of its own, of which some stay.
+    pub fn to_portable_committed(&mut self) -> Option<PortableSession> {
+        let is_as_before = self.block.as_ref().is_none_or(Block::leaves_settings);
+        if is_as_before { self.portable_with(None) } else { None }
+    }
+
+    fn portable_with(&mut self, block: Option<PortableBlock>) -> Option<PortableSession> {
         self.take_requested_settings();
         if !self.notices.is_empty() {
             return None;
         }
         let cursors = self.portable_cursors()?;
-        let block = match &self.block {
-            Some(block) => Some(block.to_portable(&self.settings)?),
-            None => None,
-        };
         // A transaction that is rolled back takes what it set with it.
         let settings = self.block.as_ref().map_or(&self.settings, Block::settings_before);
         let (shared, state) = (&self.shared, self.planner.database().state());

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, caught, panic_point};
-use tidepool_database::{CommitWait, DatabaseVersion, Isolation, Transaction};
+use tidepool_database::{CommitWait, CommitWitness, DatabaseVersion, Isolation, Transaction};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 
@@ -84,8 +84,13 @@ impl Block {
         let all = |settings: &Settings| (settings.to_portable(&self.settings_before), settings.custom());
         self.savepoints.is_empty()
             && self.slot.lock().as_ref().is_some_and(|transaction| !transaction.has_begun())
-            && Arc::ptr_eq(&self.settings_session, &self.settings_before)
+            && self.leaves_settings()
             && all(settings) == all(&self.settings_before)
+    }
+
+    /// Its end leaves the session's settings as they were before it.
+    pub(super) fn leaves_settings(&self) -> bool {
+        Arc::ptr_eq(&self.settings_session, &self.settings_before)
     }
 
     pub(super) fn settings_before(&self) -> &Arc<Settings> {
@@ -162,8 +167,10 @@ impl Session {
         if !own {
             return outcome;
         }
-        if outcome.is_err() {
-            self.fail();
+        match &outcome {
+            Err(_) => self.fail(),
+            Ok(Outcome::Command { tag }) => self.will_say(tag),
+            Ok(_) => {}
         }
         let ended = self.end_implicit_block().await;
         let outcome = outcome?;
@@ -222,8 +229,23 @@ impl Session {
             return Err(error);
         }
         let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
+        // What else is to be there afterwards is not known before.
+        if self.block.as_ref().is_some_and(Block::leaves_settings) && !chain {
+            self.will_say("COMMIT");
+        }
         self.end_block(true, chain).await?;
         Ok(Outcome::command(if failed { "ROLLBACK" } else { "COMMIT" }))
+    }
+
+    fn will_say(&self, tag: &str) {
+        if let Some(witness) = self.current.witness() {
+            witness.will_say(tag);
+        }
+    }
+
+    /// Has commits from now on told before they are decided. Once only.
+    pub fn set_commit_witness(&self, witness: Arc<dyn CommitWitness>) {
+        self.current.set_witness(witness);
     }
 
     pub(super) async fn roll_back(&mut self, chain: bool) -> Result<Outcome> {

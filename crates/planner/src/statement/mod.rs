@@ -99,6 +99,56 @@ impl Statement {
         matches!(self.command(), Command::Empty)
     }
 
+    /// Whether all that it leaves behind is a transaction's, but for the session's own state and numbers of sequences.
+    pub fn leaves_only_transactions(&self) -> bool {
+        matches!(
+            self.command(),
+            Command::Empty
+                | Command::Query(_)
+                | Command::Locking { .. }
+                | Command::Insert(..)
+                | Command::Update { .. }
+                | Command::Delete { .. }
+                | Command::MergeInto { .. }
+                | Command::Begin { .. }
+                | Command::Commit { .. }
+                | Command::Rollback { .. }
+                | Command::Savepoint { .. }
+                | Command::Release { .. }
+                | Command::RollbackTo { .. }
+                | Command::Set { .. }
+                | Command::SetTransaction { .. }
+                | Command::SetConstraints { .. }
+                | Command::SetSessionTransaction { .. }
+                | Command::Reset { .. }
+                | Command::Show { .. }
+                | Command::Prepare { .. }
+                | Command::Execute { .. }
+                | Command::Deallocate { .. }
+                | Command::Declare { .. }
+                | Command::Fetch { .. }
+                | Command::Close { .. }
+                | Command::Explain { .. }
+                | Command::DiscardAll
+                | Command::DiscardSequences
+                | Command::DoNothing { .. }
+                | Command::Unsupported(_)
+        )
+    }
+
+    /// Whether a transaction may be committed with it, and its answer is then no more than its tag. `in_block`: the session is in a transaction block.
+    pub fn commits_with_tag(&self, in_block: bool) -> bool {
+        match self.command() {
+            Command::Commit { .. } => in_block,
+            Command::Insert(..)
+            | Command::Update { .. }
+            | Command::Delete { .. }
+            | Command::MergeInto { .. }
+            | Command::Execute { .. } => !in_block,
+            _ => false,
+        }
+    }
+
     pub(crate) fn command(&self) -> &Command {
         self.0.command.as_ref().unwrap_or(&Command::Empty)
     }

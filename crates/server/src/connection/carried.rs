@@ -1,11 +1,13 @@
 //! A connection that goes over to another host, and one that came from there.
 
+use super::settled::Settling;
 use super::{CONNECTION_BYTES, Connection, Trouble};
 use crate::handover::SharedClient;
 use crate::passing::{BYTES_MAX, Outcome, Stage};
 use crate::portal::Prepared;
 use crate::service::{Registration, Service};
 use crate::startup::Failure;
+use crate::succession::Beginning;
 use crate::wire::Wire;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,6 +37,15 @@ impl Connection {
         Ok(connection)
     }
 
+    /// What its client hears before all else.
+    pub(crate) fn begin_with(&mut self, Beginning { output, fails }: Beginning) {
+        self.wire.output = output;
+        self.fails = fails.then(|| {
+            let message = "terminating statement because the server that ran it has ended";
+            Error::new(SqlState::SERIALIZATION_FAILURE, message).with_hint("The transaction might succeed if retried.")
+        });
+    }
+
     /// Its socket is shared with other hosts until it ends, and it may go over to one of them, if it can.
     pub(crate) fn share(&mut self, shared: Option<SharedClient>) {
         let sharing = shared.as_ref().filter(|_| self.wire.may_go_over());
@@ -42,6 +53,13 @@ impl Connection {
             let cancel = self.cancel.clone();
             shared.may_go_over(self.session.id(), move || cancel.give_way())
         });
+        if let Some(shared) = &shared
+            && let Some(keeper) = shared.keeper()
+            && self.wire.keep(keeper, shared.positions())
+        {
+            self.session.set_commit_witness(keeper.clone());
+            self.settling = Some(Settling::new(keeper.clone()));
+        }
         self.shared = shared;
     }
 
@@ -57,13 +75,24 @@ impl Connection {
     /// `None` while it cannot go over.
     fn written(&mut self) -> Option<Vec<u8>> {
         let mut portable = self.session.to_portable()?;
-        portable.process_id = self.registration.process_id;
-        portable.secret = self.registration.secret.to_vec();
         // Last of all, as the connection goes on another way from then on if it has TLS.
         (portable.input, portable.tls) = self.wire.write_down()?;
+        Some(self.completed(portable).to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
+    }
+
+    /// As `written`, but for the client's bytes. `ended`: as it is once its transaction is committed.
+    pub(super) fn session_bytes(&mut self, ended: bool) -> Option<Vec<u8>> {
+        let portable = if ended { self.session.to_portable_committed() } else { self.session.to_portable() }?;
+        Some(self.completed(portable).to_bytes())
+    }
+
+    /// With what is the connection's own.
+    fn completed(&self, mut portable: PortableSession) -> PortableSession {
+        portable.process_id = self.registration.process_id;
+        portable.secret = self.registration.secret.to_vec();
         let carried = self.carried.values().cloned();
         portable.statements = self.statements.values().map(|prepared| portable_of(prepared)).chain(carried).collect();
-        Some(portable.to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
+        portable
     }
 
     /// Does what a switch-over asks, where the connection is ready for it. Returns once it stays here.

@@ -27,6 +27,8 @@ pub struct SessionSequences {
     by_id: HashMap<TableId, SessionSequence>,
     /// What `lastval` asks.
     latest: Option<TableId>,
+    /// Rises whenever anything of it may have changed.
+    revision: u64,
 }
 
 #[derive(Debug)]
@@ -38,8 +40,13 @@ struct SessionSequence {
 }
 
 impl SessionSequences {
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
     fn of(&mut self, sequence: &Arc<Sequence>) -> &mut SessionSequence {
         let new = || SessionSequence { last: None, cached: VecDeque::new(), sequence: sequence.clone() };
+        self.revision += 1;
         let own = self.by_id.entry(sequence.def.id).or_insert_with(new);
         if own.sequence.def != sequence.def {
             own.cached.clear();
@@ -68,7 +75,8 @@ impl SessionSequences {
                 SessionSequence { last: portable.last, cached: portable.cached.iter().copied().collect(), sequence },
             ))
         };
-        SessionSequences { by_id: sequences.iter().filter_map(session).collect(), latest: latest.map(TableId) }
+        let by_id = sequences.iter().filter_map(session).collect();
+        SessionSequences { by_id, latest: latest.map(TableId), revision: 0 }
     }
 }
 

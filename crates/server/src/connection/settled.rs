@@ -1,0 +1,132 @@
+//! A connection that writes down where it stands, for a process that comes after this one ([`crate::kept`]).
+
+use super::Connection;
+use crate::kept::{Block, Keeper, SessionForm};
+use crate::protocol::frontend::Message;
+use std::sync::Arc;
+use tidepool_planner::{Statement, TransactionStatus};
+
+/// `Sync`, which has nothing in it.
+const SYNC_BYTES: usize = 5;
+
+/// What a connection keeps of itself.
+pub(super) struct Settling {
+    keeper: Arc<Keeper>,
+    /// Something was done since the session was written down that may be another one by it.
+    is_changed: bool,
+    sequences: u64,
+    /// Something was done in the transaction block since the session was written down.
+    is_worked_in: bool,
+    /// Reused for the session's bytes.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Settling {
+    pub(super) fn new(keeper: Arc<Keeper>) -> Settling {
+        Settling { keeper, is_changed: true, sequences: 0, is_worked_in: false, bytes: None }
+    }
+
+    pub(super) fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+}
+
+/// What comes of the answer behind a statement that runs next, if it commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Its tag, and that the connection is ready.
+    Tag,
+    /// The same, as the `Sync` that is there asks.
+    Synced,
+    /// Its tag is there: that the connection is ready.
+    Ready,
+    /// Something else.
+    None,
+}
+
+impl Connection {
+    /// Something runs that may leave the session another one than it was.
+    #[inline]
+    pub(super) fn session_changes(&mut self) {
+        if let Some(settling) = &mut self.settling {
+            settling.is_changed = true;
+        }
+    }
+
+    /// A statement went to its rows by itself.
+    #[inline]
+    pub(super) fn worked_in_block(&mut self) {
+        if let Some(settling) = &mut self.settling {
+            settling.is_worked_in |= self.session.transaction_status() != TransactionStatus::Idle;
+        }
+    }
+
+    /// All that was asked is answered in `output`: puts it down before it is sent.
+    pub(super) fn settle(&mut self) {
+        self.write_session(false);
+        let Some(settling) = &mut self.settling else { return };
+        let block = if settling.is_worked_in { Block::Lost } else { Block::AsWritten };
+        let form = form(&settling.bytes, &mut settling.is_changed);
+        settling.keeper.settle(&self.wire.input, &self.wire.output, form, block);
+    }
+
+    /// Where an extended statement ends what the client sent together: the next message is its `Sync`.
+    pub(super) fn ending_of_extended(&self) -> Ending {
+        match !self.implicit_block && Message::next_is_sync(&self.wire.input) {
+            true => Ending::Synced,
+            false => Ending::None,
+        }
+    }
+
+    /// A statement runs next by a plan.
+    pub(super) fn executes(&mut self, statement: &Statement, ending: Ending) {
+        let Some(settling) = &mut self.settling else { return };
+        settling.is_changed = true;
+        match statement.leaves_only_transactions() {
+            true => settling.keeper.begins(),
+            false => settling.keeper.runs_once(),
+        }
+        let in_block = self.session.transaction_status() != TransactionStatus::Idle;
+        self.expect_commit(if statement.commits_with_tag(in_block) { ending } else { Ending::None });
+    }
+
+    /// A statement runs next that may commit, or all that was done in an implicit block is committed next.
+    pub(super) fn expect_commit(&mut self, ending: Ending) {
+        let Some(settling) = &self.settling else { return };
+        if ending == Ending::None {
+            return settling.keeper.expect_nothing();
+        }
+        self.write_session(true);
+        let Some(settling) = &mut self.settling else { return };
+        let done = if ending == Ending::Synced { SYNC_BYTES } else { 0 };
+        let left = self.wire.input.len().saturating_sub(done);
+        let form = form(&settling.bytes, &mut settling.is_changed);
+        settling.keeper.expect(left, &self.wire.output, form, Block::Ended, ending == Ending::Ready);
+    }
+
+    /// Writes the session down anew, if it may have changed.
+    fn write_session(&mut self, ended: bool) {
+        let sequences = match &self.settling {
+            Some(_) => self.session.sequences_revision(),
+            None => return,
+        };
+        let is_changed = |settling: &Settling| settling.is_changed || settling.sequences != sequences;
+        if !self.settling.as_ref().is_some_and(is_changed) {
+            return;
+        }
+        let bytes = self.session_bytes(ended);
+        if let Some(settling) = &mut self.settling {
+            (settling.is_changed, settling.sequences, settling.is_worked_in) = (true, sequences, false);
+            settling.bytes = bytes;
+        }
+    }
+}
+
+/// What was written since the last time, if anything was.
+fn form<'a>(bytes: &'a Option<Vec<u8>>, is_changed: &mut bool) -> SessionForm<'a> {
+    match (std::mem::take(is_changed), bytes) {
+        (false, _) => SessionForm::Unchanged,
+        (true, Some(bytes)) => SessionForm::Bytes(bytes),
+        (true, None) => SessionForm::Unknown,
+    }
+}

@@ -1,0 +1,182 @@
+//! Clients' connections of a primary before, on their way to this host's threads: those that it passed on, and those that it left when it
+//! died ([`crate::kept`]).
+
+use crate::incoming::{positions, shut_down};
+use crate::kept::{Block, GoingOn, Left, Reason};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidepool_database::{Database, TransactionFate};
+use tidepool_planner::{PortableBlockState, PortableSession};
+use tokio::sync::watch;
+use zeroize::Zeroizing;
+
+/// How long a primary that was taken over from may take to end, before its clients are told that it has.
+const END_WAIT: Duration = Duration::from_secs(2);
+const END_LOOKS: Duration = Duration::from_micros(200);
+
+/// A client's socket of the primary, and the pages of its connection.
+pub(crate) struct InheritedClient {
+    pub(crate) socket: OwnedFd,
+    pub(crate) pages: Option<OwnedFd>,
+}
+
+/// A client's connection of a primary before.
+pub(crate) struct InheritedSession {
+    pub(crate) socket: OwnedFd,
+    pub(crate) portable: PortableSession,
+    pub(crate) beginning: Beginning,
+    gate: Gate,
+}
+
+/// How a connection goes on.
+#[derive(Default)]
+pub(crate) struct Beginning {
+    /// What its client is told first.
+    pub(crate) output: Vec<u8>,
+    /// What the client asks first is answered by an error.
+    pub(crate) fails: bool,
+}
+
+impl InheritedSession {
+    pub(crate) fn new(socket: OwnedFd, portable: PortableSession, beginning: Beginning) -> InheritedSession {
+        InheritedSession { socket, portable, beginning, gate: Gate::default() }
+    }
+
+    pub(crate) fn gate(&mut self) -> Gate {
+        std::mem::take(&mut self.gate)
+    }
+}
+
+/// Where sessions that go on together wait for those of them that have locks: one that waited for such a lock must not have it
+/// first.
+#[derive(Default)]
+pub(crate) struct Gate {
+    /// How many have locks that they do not hold here yet.
+    missing: Option<Arc<watch::Sender<usize>>>,
+    is_missing: bool,
+}
+
+impl Gate {
+    /// This session holds its locks by now. Waits until all others do.
+    pub(crate) async fn pass(&mut self) {
+        self.arrive();
+        if let Some(missing) = &self.missing {
+            // The sender is here.
+            let _ = missing.subscribe().wait_for(|missing| *missing == 0).await;
+        }
+    }
+
+    fn arrive(&mut self) {
+        if std::mem::take(&mut self.is_missing)
+            && let Some(missing) = &self.missing
+        {
+            missing.send_modify(|missing| *missing -= 1);
+        }
+    }
+}
+
+impl Drop for Gate {
+    /// One that cannot go on is not waited for.
+    fn drop(&mut self) {
+        self.arrive();
+    }
+}
+
+/// Hands on sessions that go on together.
+pub(crate) fn gather(mut sessions: Vec<InheritedSession>, mut hand_on: impl FnMut(InheritedSession)) {
+    let has_locks = |session: &InheritedSession| !session.portable.locks.is_empty();
+    let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| has_locks(session)).count()));
+    for session in &mut sessions {
+        session.gate = Gate { missing: Some(missing.clone()), is_missing: has_locks(session) };
+    }
+    sessions.into_iter().for_each(&mut hand_on);
+}
+
+/// Connections of a primary that has died, as they go on here. Those that do not are ended.
+pub(crate) fn succeed(database: &Database, clients: Vec<InheritedClient>) -> Vec<InheritedSession> {
+    let (start, count) = (Instant::now(), clients.len());
+    while let Some(host) = database.living_predecessor() {
+        if start.elapsed() > END_WAIT {
+            tracing::warn!("{host} is not known to have ended: its {count} clients are told to connect again");
+            clients.iter().for_each(|client| shut_down(&client.socket));
+            return Vec::new();
+        }
+        std::thread::sleep(END_LOOKS);
+    }
+    let ended = start.elapsed();
+    let mut sessions = Vec::with_capacity(count);
+    for InheritedClient { socket, pages } in clients {
+        match going_on(database, &socket, pages) {
+            Ok((portable, beginning)) => sessions.push(InheritedSession::new(socket, portable, beginning)),
+            Err(reason) => {
+                tracing::info!("a client's connection cannot go on here: {reason}");
+                shut_down(&socket);
+            }
+        }
+    }
+    // Whose client waits comes first.
+    sessions.sort_by_key(|session| session.portable.input.is_empty() && session.beginning.output.is_empty());
+    tracing::info!(
+        clients = count,
+        go_on = sessions.len(),
+        ended_us = ended.as_micros() as u64,
+        us = start.elapsed().as_micros() as u64,
+        "clients of the primary before go on here"
+    );
+    sessions
+}
+
+fn going_on(
+    database: &Database,
+    socket: &OwnedFd,
+    pages: Option<OwnedFd>,
+) -> Result<(PortableSession, Beginning), Reason> {
+    let left = Left::read(pages.ok_or("it has no pages")?, positions(socket))?;
+    let is_committed = match left.transaction().map(|id| database.transaction_fate(id)) {
+        None | Some(Ok(Some(TransactionFate::Aborted))) => false,
+        Some(Ok(Some(TransactionFate::Committed))) => true,
+        Some(_) => return Err("what became of its transaction is not known"),
+    };
+    let GoingOn { session, block, input, output, fails } = left.go_on(is_committed)?;
+    let session = Zeroizing::new(session);
+    let mut portable = PortableSession::from_bytes(&session).map_err(|_| "its session cannot be read")?;
+    portable.input = input;
+    match (block, &mut portable.block) {
+        (Block::AsWritten, _) => {}
+        (Block::Lost, Some(own)) => own.state = PortableBlockState::Lost,
+        (Block::Lost, None) => return Err("its session was not kept"),
+        (Block::Ended, own) => *own = None,
+    }
+    Ok((portable, Beginning { output, fails }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidepool_planner::{PortableKey, PortableLock};
+
+    #[tokio::test]
+    async fn sessions_wait_for_those_that_have_locks() {
+        let session = |locks: Vec<PortableLock>| {
+            let portable = PortableSession { locks, ..PortableSession::default() };
+            let socket = std::os::unix::net::UnixStream::pair().unwrap().0.into();
+            InheritedSession::new(socket, portable, Beginning::default())
+        };
+        let lock = PortableLock { key: PortableKey::One(1), is_exclusive: true, count: 1 };
+        let mut gates = Vec::new();
+        gather(vec![session(vec![lock]), session(vec![]), session(vec![lock])], |mut session| {
+            gates.push(session.gate())
+        });
+        let (second_holder, mut waiting, mut holder) =
+            (gates.pop().unwrap(), gates.pop().unwrap(), gates.pop().unwrap());
+        {
+            let mut passing = std::pin::pin!(waiting.pass());
+            let mut holding = std::pin::pin!(holder.pass());
+            assert!(futures::poll!(&mut passing).is_pending() && futures::poll!(&mut holding).is_pending());
+            // One that fails.
+            drop(second_holder);
+            assert!(futures::poll!(&mut passing).is_ready() && futures::poll!(&mut holding).is_ready());
+        }
+    }
+}
