@@ -115,6 +115,6 @@ pub use session::{
     PreparedStatement, ResultColumn, Session, TransactionStatus, share_commits,
 };
 pub use settings::POSTGRES_VERSION_NUMBER;
-pub use statement::{Statement, parse};
+pub use statement::{Statement, Unfinished, parse};
 pub use tidepool_table::arrow_type;
 pub use workload::{Class, ClassRow};

@@ -223,6 +223,12 @@ pub fn stop(text: &HostText, wait: Duration) -> Result<bool> {
     Ok(process.has_ended(i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)))
 }
 
+/// Whether a host is on this kernel, and none of its threads runs code of its program any more, or ever will. The kernel may still have to free its
+/// memory, which is what its lock waits for.
+pub fn runs_no_more(text: &HostText) -> bool {
+    is_here(text) && !system::runs(text.pid, text.start)
+}
+
 /// Another process of this kernel, or this one, holds the lock of a host's slot.
 pub fn is_lock_held(pool: &Pool, host: Host) -> Result<bool> {
     if pool.own().lock().contains(&host.slot) {

@@ -9,14 +9,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A mapping that this process made, of memory that is there once it is written to.
 #[derive(Debug)]
 pub struct Pages {
-    file: File,
     memory: NonNull<u8>,
     bytes: usize,
 }
@@ -27,8 +26,8 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `bytes` of zeroes. The length is for good, so nobody can take pages from under a reader.
-    pub fn new(bytes: usize) -> io::Result<Pages> {
+    /// `bytes` of zeroes, and their file, for others. The length is for good, so nobody can take pages from under a reader.
+    pub fn new(bytes: usize) -> io::Result<(Pages, OwnedFd)> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: a text that ends with a zero, and plain numbers; no other code has the descriptor that comes back.
         let file = unsafe {
@@ -53,7 +52,7 @@ impl Pages {
             return Err(io::Error::last_os_error());
         }
         let memory = NonNull::new(memory.cast()).ok_or_else(|| io::Error::other("a mapping at nothing"))?;
-        Ok(Pages { file, memory, bytes })
+        Ok((Pages { memory, bytes }, file.into()))
     }
 
     /// Bytes of it. Panics where it has no such range.
@@ -91,12 +90,6 @@ impl Pages {
     }
 }
 
-impl AsFd for Pages {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` made, of which no borrow is left.
@@ -111,10 +104,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_in_the_file_whose_length_stays() {
-        let mut pages = Pages::new(3 * 4096).unwrap();
+        let (mut pages, file) = Pages::new(3 * 4096).unwrap();
         pages.bytes_mut(4096..4101).copy_from_slice(b"hello");
         pages.store(8, 0x0102);
-        let file = File::from(pages.as_fd().try_clone_to_owned().unwrap());
+        let file = File::from(file);
         assert!(file.set_len(4096).is_err() && file.set_len(1 << 20).is_err());
         assert_eq!(pages.bytes(4096..4101), b"hello");
         drop(pages);
@@ -129,6 +122,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "within the pages")]
     fn there_is_nothing_behind_the_end() {
-        Pages::new(4096).unwrap().bytes_mut(4090..4097);
+        Pages::new(4096).unwrap().0.bytes_mut(4090..4097);
     }
 }

@@ -47,6 +47,25 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// The flag of a thread that has begun to end, in the kernel's numbers: it runs no code of its program any more.
+const EXITING: u64 = 0x4;
+
+/// Whether process `pid` that started then may still run code of its program. A process that ends does not, long before the kernel has freed its memory.
+pub(crate) fn runs(pid: u32, start: u64) -> bool {
+    if started(pid) != Some(start) {
+        return false;
+    }
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return started(pid) == Some(start) };
+    // Threads that are ending begin no others. One that is gone meanwhile has ended.
+    threads.flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map(|(_, rest)| rest);
+        // Behind the name there are its state and five numbers before its flags.
+        let flags = rest.and_then(|rest| rest.split_whitespace().nth(6)).map(|flags| flags.parse::<u64>());
+        matches!(flags, Some(Ok(flags)) if flags & EXITING == 0)
+    })
+}
+
 /// Which namespace of processes this one is in.
 pub(crate) fn process_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;

@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -204,9 +204,8 @@ fn record_at(generation: u64) -> usize {
 impl Keeper {
     /// `is_wanted`: whether there is a process that would go on with the connection.
     pub(crate) fn new(is_wanted: Arc<AtomicBool>) -> io::Result<Keeper> {
-        let mut pages = Pages::new(BYTES)?;
+        let (mut pages, file) = Pages::new(BYTES)?;
         pages.store(at::MAGIC, MAGIC);
-        let file = pages.as_fd().try_clone_to_owned()?;
         let keeping = Keeping {
             pages,
             generation: 0,

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_database::{Database, TransactionFate};
 use tidepool_planner::{PortableBlockState, PortableSession};
+use tidepool_pool::liveness::runs_no_more;
+use tidepool_pool::words::Host;
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
@@ -96,7 +98,7 @@ pub(crate) fn gather(mut sessions: Vec<InheritedSession>, mut hand_on: impl FnMu
 /// Connections of a primary that has died, as they go on here. Those that do not are ended.
 pub(crate) fn succeed(database: &Database, clients: Vec<InheritedClient>) -> Vec<InheritedSession> {
     let (start, count) = (Instant::now(), clients.len());
-    while let Some(host) = database.living_predecessor() {
+    while let Some(host) = database.living_predecessor().filter(|host| may_run(database, *host)) {
         if start.elapsed() > END_WAIT {
             tracing::warn!("{host} is not known to have ended: its {count} clients are told to connect again");
             clients.iter().for_each(|client| shut_down(&client.socket));
@@ -127,6 +129,14 @@ pub(crate) fn succeed(database: &Database, clients: Vec<InheritedClient>) -> Vec
     sessions
 }
 
+/// Whether a host may still read and write what it has.
+fn may_run(database: &Database, host: Host) -> bool {
+    let views = database.pool().and_then(|own| own.pool().hosts().ok());
+    let view = views.and_then(|views| views.into_iter().find(|view| view.host == host));
+    // One that is not there any more is dead, and soon known to be.
+    !view.and_then(|view| view.text).is_some_and(|text| runs_no_more(&text))
+}
+
 fn going_on(
     database: &Database,
     socket: &OwnedFd,
@@ -148,7 +158,9 @@ fn going_on(
         (Block::Lost, None) => return Err("its session was not kept"),
         (Block::Ended, own) => *own = None,
     }
-    Ok((portable, Beginning { output, fails }))
+    // What is lost says so itself, as the statement has it: COMMIT ends it.
+    let is_lost = portable.block.as_ref().is_some_and(|block| block.state == PortableBlockState::Lost);
+    Ok((portable, Beginning { output, fails: fails && !is_lost }))
 }
 
 #[cfg(test)]

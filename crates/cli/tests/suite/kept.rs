@@ -35,6 +35,25 @@ async fn pair(cluster: &Cluster, config: &str) -> (Serving, Serving, Client) {
     (first, second, client)
 }
 
+/// Pages of connections that a server has, of its own clients or of its primary's.
+fn pages(server: &Serving) -> usize {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+    let is_pages = |entry: &std::fs::DirEntry| {
+        let path = std::fs::read_link(entry.path()).unwrap_or_default();
+        path.to_string_lossy().contains("memfd:tidepool-session")
+    };
+    open.flatten().filter(is_pages).count()
+}
+
+/// Until the standby has what the primary's connections keep.
+async fn until_kept(primary: &Serving, standby: &Serving) {
+    let start = Instant::now();
+    while pages(primary) == 0 || pages(primary) != pages(standby) {
+        assert!(start.elapsed() < PATIENCE, "{} connections, {} kept", pages(primary), pages(standby));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// Until the host of that name serves a client.
 async fn until_primary(url: &str, name: &str) -> Client {
     let start = Instant::now();
@@ -85,6 +104,7 @@ async fn clients_notice_nothing_of_a_killed_primary() {
         while alone.load(Ordering::Relaxed) < before + 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        until_kept(&primary, &standby).await;
         primary.signal(libc::SIGKILL);
         let (next, killed) = (["h2", "h1"][round as usize % 2], ["h1", "h2"][round as usize % 2]);
         let client = until_primary(&url, next).await;

@@ -83,6 +83,17 @@ impl Drop for Inner {
     }
 }
 
+/// What becomes of a statement whose process ends within it, if no transaction was committed with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfinished {
+    /// Another process can run it as if it had not begun.
+    BeginsAnew,
+    /// It is as if it had failed. It does not begin anew, as it may be what the process died of.
+    Fails,
+    /// It may have left behind what is no transaction's.
+    IsUnknown,
+}
+
 impl Statement {
     /// Its part of the text.
     pub fn text(&self) -> &str {
@@ -99,41 +110,41 @@ impl Statement {
         matches!(self.command(), Command::Empty)
     }
 
-    /// Whether all that it leaves behind is a transaction's, but for the session's own state and numbers of sequences.
-    pub fn leaves_only_transactions(&self) -> bool {
-        matches!(
-            self.command(),
+    /// What becomes of it where its process ends within it.
+    pub fn unfinished(&self) -> Unfinished {
+        match self.command() {
             Command::Empty
-                | Command::Query(_)
-                | Command::Locking { .. }
-                | Command::Insert(..)
-                | Command::Update { .. }
-                | Command::Delete { .. }
-                | Command::MergeInto { .. }
-                | Command::Begin { .. }
-                | Command::Commit { .. }
-                | Command::Rollback { .. }
-                | Command::Savepoint { .. }
-                | Command::Release { .. }
-                | Command::RollbackTo { .. }
-                | Command::Set { .. }
-                | Command::SetTransaction { .. }
-                | Command::SetConstraints { .. }
-                | Command::SetSessionTransaction { .. }
-                | Command::Reset { .. }
-                | Command::Show { .. }
-                | Command::Prepare { .. }
-                | Command::Execute { .. }
-                | Command::Deallocate { .. }
-                | Command::Declare { .. }
-                | Command::Fetch { .. }
-                | Command::Close { .. }
-                | Command::Explain { .. }
-                | Command::DiscardAll
-                | Command::DiscardSequences
-                | Command::DoNothing { .. }
-                | Command::Unsupported(_)
-        )
+            | Command::Begin { .. }
+            | Command::Commit { .. }
+            | Command::Rollback { .. }
+            | Command::Savepoint { .. }
+            | Command::Release { .. }
+            | Command::RollbackTo { .. }
+            | Command::Set { .. }
+            | Command::SetTransaction { .. }
+            | Command::SetConstraints { .. }
+            | Command::SetSessionTransaction { .. }
+            | Command::Reset { .. }
+            | Command::Show { .. }
+            | Command::Prepare { .. }
+            | Command::Deallocate { .. }
+            | Command::Close { .. }
+            | Command::DiscardAll
+            | Command::DiscardSequences
+            | Command::DoNothing { .. }
+            | Command::Unsupported(_) => Unfinished::BeginsAnew,
+            Command::Query(_)
+            | Command::Locking { .. }
+            | Command::Insert(..)
+            | Command::Update { .. }
+            | Command::Delete { .. }
+            | Command::MergeInto { .. }
+            | Command::Execute { .. }
+            | Command::Declare { .. }
+            | Command::Fetch { .. }
+            | Command::Explain { .. } => Unfinished::Fails,
+            _ => Unfinished::IsUnknown,
+        }
     }
 
     /// Whether a transaction may be committed with it, and its answer is then no more than its tag. `in_block`: the session is in a transaction block.

@@ -4,7 +4,7 @@ use super::Connection;
 use crate::kept::{Block, Keeper, SessionForm};
 use crate::protocol::frontend::Message;
 use std::sync::Arc;
-use tidepool_planner::{Statement, TransactionStatus};
+use tidepool_planner::{Statement, TransactionStatus, Unfinished};
 
 /// `Sync`, which has nothing in it.
 const SYNC_BYTES: usize = 5;
@@ -82,9 +82,10 @@ impl Connection {
     pub(super) fn executes(&mut self, statement: &Statement, ending: Ending) {
         let Some(settling) = &mut self.settling else { return };
         settling.is_changed = true;
-        match statement.leaves_only_transactions() {
-            true => settling.keeper.begins(),
-            false => settling.keeper.runs_once(),
+        match statement.unfinished() {
+            Unfinished::BeginsAnew => {}
+            Unfinished::Fails => settling.keeper.begins(),
+            Unfinished::IsUnknown => settling.keeper.runs_once(),
         }
         let in_block = self.session.transaction_status() != TransactionStatus::Idle;
         self.expect_commit(if statement.commits_with_tag(in_block) { ending } else { Ending::None });
