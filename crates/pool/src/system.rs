@@ -193,3 +193,25 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, time: Duration) {
     // SAFETY: a live word, which is not changed, and a structure that lives.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_runs_until_it_begins_to_end() {
+        let own = std::process::id();
+        assert!(runs(own, started(own).unwrap()));
+        assert!(!runs(own, started(own).unwrap() + 1), "another life of the number");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let start = started(child.id()).unwrap();
+        assert!(runs(child.id(), start));
+        child.kill().unwrap();
+        // Nobody has waited for it: it is there, and does nothing.
+        while runs(child.id(), start) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!runs(child.id(), start));
+    }
+}

@@ -317,6 +317,7 @@ impl SharedClient {
 
     /// Another process goes on with the connection: it does not end.
     pub(crate) fn set_gone(&mut self) {
+        self.socket.keeper.iter().for_each(|keeper| keeper.leave());
         self.is_gone = true;
     }
 }

@@ -19,6 +19,7 @@
 //! * **Only a process that is dead is succeeded.** The pages are read once it is certain that no thread of it runs any more.
 //! * **The pages are whole at each store.** What is written goes to parts that the generation in force does not use; the one store
 //!   of the next generation's number puts them in force. Words that belong to a generation have its number.
+//! * **One process goes on with a connection.** Whoever passes it on, and whoever goes on with one that was left, puts that down in the pages first.
 //! * **Nothing is guessed.** Where the client's bytes or the answer did not fit, where a statement leaves more behind than a
 //!   transaction, or where an answer went out in part, the connection ends, as it did before there were pages.
 //!
@@ -47,6 +48,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TPKEPT01");
 
 /// A length that says that there is nothing.
 const NOTHING: u64 = u64::MAX;
+
+/// Instead of a generation: another process goes on with the connection.
+const ELSEWHERE: u64 = u64::MAX;
 
 const HEADER_BYTES: usize = 4096;
 /// What a client asked since its connection settled.
@@ -316,6 +320,11 @@ impl Keeper {
         keeping.pages.store(at::BEGUN, keeping.generation);
     }
 
+    /// Another process is to go on with the connection.
+    pub(crate) fn leave(&self) {
+        self.inner.lock().pages.store(at::GENERATION, ELSEWHERE);
+    }
+
     fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
@@ -500,12 +509,24 @@ pub(crate) struct GoingOn {
     pub(crate) fails: bool,
 }
 
-/// Why a connection cannot go on.
-pub(crate) type Reason = &'static str;
+/// Why a connection does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// It does elsewhere.
+    Elsewhere,
+    /// It cannot.
+    Because(&'static str),
+}
+
+impl From<&'static str> for Reason {
+    fn from(why: &'static str) -> Reason {
+        Reason::Because(why)
+    }
+}
 
 impl Left {
-    /// Of a process that has ended, with all its threads. `positions`: what the kernel says of the socket, where it says that.
-    pub(crate) fn read(file: OwnedFd, positions: Option<Positions>) -> Result<Left, Reason> {
+    /// Takes what a process left that has ended, with all its threads. `positions`: what the kernel says of the socket, where it says that.
+    pub(crate) fn take(file: OwnedFd, positions: Option<Positions>) -> Result<Left, Reason> {
         let file = File::from(file);
         let header = bytes_of(&file, 0..at::COMMIT_ID + 8)?;
         let word = |offset: usize| {
@@ -513,23 +534,31 @@ impl Left {
             bytes.map_or(0, u64::from_ne_bytes)
         };
         let record = |start: usize| {
-            Record::of_words(std::array::from_fn(|number| word(start + 8 * number))).ok_or("its pages are damaged")
+            Record::of_words(std::array::from_fn(|number| word(start + 8 * number)))
+                .ok_or(Reason::Because("its pages are damaged"))
         };
         if word(at::MAGIC) != MAGIC {
-            return Err("its pages are of another release");
+            return Err("its pages are of another release".into());
         }
         let generation = word(at::GENERATION);
-        if generation == 0 {
-            return Err("it was not ready yet");
+        match generation {
+            0 => return Err("it was not ready yet".into()),
+            ELSEWHERE => return Err(Reason::Elsewhere),
+            _ => {}
         }
-        let positions = match positions {
-            Some(positions) => positions,
-            None if word(at::CALLING) != 0 => return Err("it was within a call"),
-            None => Positions { consumed: word(at::RECEIVED), written: word(at::SENT) },
+        let counted = Positions { consumed: word(at::RECEIVED), written: word(at::SENT) };
+        let positions = match (positions, word(at::CALLING) != 0) {
+            (Some(positions), false) if positions != counted => return Err("another process went on with it".into()),
+            (Some(positions), _) => positions,
+            (None, true) => return Err("it was within a call".into()),
+            (None, false) => counted,
         };
         let commit = (word(at::COMMITTING) == generation)
             .then(|| record(at::COMMIT).map(|record| (word(at::COMMIT_ID), record)))
             .transpose()?;
+        // Whoever comes after this process does not find the connection as that one left it.
+        let taken = file.write_all_at(&ELSEWHERE.to_ne_bytes(), at::GENERATION as u64);
+        taken.map_err(|_| Reason::Because("its pages cannot be written"))?;
         let is_done_once = word(at::DONE_ONCE) == generation;
         let is_begun = word(at::BEGUN) == generation;
         Ok(Left { record: record(record_at(generation))?, file, generation, positions, commit, is_done_once, is_begun })
@@ -544,7 +573,7 @@ impl Left {
     pub(crate) fn go_on(self, is_committed: bool) -> Result<GoingOn, Reason> {
         let Positions { consumed, written } = self.positions;
         let asked = consumed.checked_sub(self.record.input).filter(|asked| *asked <= JOURNAL_BYTES as u64);
-        let asked = asked.ok_or("what its client asked was too much to be kept")? as usize;
+        let asked = asked.ok_or(Reason::Because("what its client asked was too much to be kept"))? as usize;
         let commit = self.commit.filter(|_| is_committed);
         let fails = self.is_begun && commit.is_none();
         let (record, number, done) = match commit {
@@ -552,18 +581,18 @@ impl Left {
                 let done = record.input.checked_sub(self.record.input).filter(|done| *done <= asked as u64);
                 (record, COMMIT_ANSWER, done.unwrap_or(NOTHING))
             }
-            None if self.is_done_once => return Err("what it was doing may not be done twice"),
+            None if self.is_done_once => return Err("what it was doing may not be done twice".into()),
             None => (self.record, (self.generation % 2) as usize, 0),
         };
         if record.session_bytes == NOTHING || done == NOTHING {
-            return Err("its session was not kept");
+            return Err("its session was not kept".into());
         }
         // Nothing of it is left to be sent where all of it was, however long it was.
         let sent = match record.output.checked_sub(written) {
             Some(0) => record.answer.min(ANSWER_BYTES as u64),
             Some(left) if record.answer != NOTHING && left <= record.answer => record.answer - left,
-            Some(_) => return Err("its answer was too long to be kept"),
-            None => return Err("it was in the middle of an answer"),
+            Some(_) => return Err("its answer was too long to be kept".into()),
+            None => return Err("it was in the middle of an answer".into()),
         };
         let start = journal(self.generation);
         let input = bytes_of(&self.file, start + done as usize..start + asked)?;
@@ -578,7 +607,7 @@ impl Left {
 
 fn bytes_of(file: &File, range: Range<usize>) -> Result<Vec<u8>, Reason> {
     let mut bytes = vec![0; range.len()];
-    file.read_exact_at(&mut bytes, range.start as u64).map_err(|_| "its pages cannot be read")?;
+    file.read_exact_at(&mut bytes, range.start as u64).map_err(|_| Reason::Because("its pages cannot be read"))?;
     Ok(bytes)
 }
 
@@ -622,8 +651,17 @@ mod tests {
             self.keeper.settle(left, output, SessionForm::Unchanged, Block::AsWritten);
         }
 
+        /// As a process finds it that comes then. The connection goes on all the same.
         fn left(&self) -> Result<Left, Reason> {
-            Left::read(self.keeper.file().try_clone().unwrap(), Some(self.positions))
+            self.taken(Some(self.positions))
+        }
+
+        fn taken(&self, positions: Option<Positions>) -> Result<Left, Reason> {
+            let left = Left::take(self.keeper.file().try_clone().unwrap(), positions);
+            let mut keeping = self.keeper.inner.lock();
+            let generation = keeping.generation;
+            keeping.pages.store(at::GENERATION, generation);
+            left
         }
 
         fn go_on(&self, is_committed: bool) -> Result<GoingOn, Reason> {
@@ -639,7 +677,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_sent_to_its_end_and_what_was_asked_is_there() {
         let mut kept = Kept::new();
-        assert_eq!(kept.go_on(false).unwrap_err(), "it was not ready yet");
+        assert_eq!(kept.go_on(false).unwrap_err(), "it was not ready yet".into());
         kept.keeper.settle(b"", b"welcome", SessionForm::Bytes(b"one"), Block::AsWritten);
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"welcome")));
         kept.send(b"welc").await;
@@ -656,7 +694,7 @@ mod tests {
         kept.send(b"answer").await;
         // Nobody knows where an answer that is not kept was broken off.
         kept.send(b"some rows").await;
-        assert_eq!(kept.go_on(false).unwrap_err(), "it was in the middle of an answer");
+        assert_eq!(kept.go_on(false).unwrap_err(), "it was in the middle of an answer".into());
         // Nothing that was written before shows through.
         kept.settle(b"", b"");
         assert_eq!(kept.go_on(false), Ok(going_on(b"two", b"", b"")));
@@ -673,7 +711,7 @@ mod tests {
         assert!(!kept.go_on(false).unwrap().fails);
         kept.ask(b"device").await;
         kept.keeper.runs_once();
-        assert_eq!(kept.go_on(false).unwrap_err(), "what it was doing may not be done twice");
+        assert_eq!(kept.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
         kept.settle(b"", b"");
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"")));
     }
@@ -705,24 +743,24 @@ mod tests {
         assert_eq!(kept.go_on(true).unwrap().output, b"rowC\0\0\0\x0dDELETE 1\0Z\0\0\0\x05I");
         // A second one within one answer.
         kept.keeper.committing(9);
-        assert_eq!(kept.go_on(true).unwrap_err(), "its session was not kept");
-        assert_eq!(kept.go_on(false).unwrap_err(), "what it was doing may not be done twice");
+        assert_eq!(kept.go_on(true).unwrap_err(), "its session was not kept".into());
+        assert_eq!(kept.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
     }
 
     #[tokio::test]
     async fn what_does_not_fit_is_not_guessed() {
         let mut kept = Kept::new();
         kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES + 1]), Block::AsWritten);
-        assert_eq!(kept.go_on(false).unwrap_err(), "its session was not kept");
+        assert_eq!(kept.go_on(false).unwrap_err(), "its session was not kept".into());
         kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES]), Block::AsWritten);
         assert_eq!(kept.go_on(false).unwrap().session.len(), SESSION_BYTES);
         kept.ask(&vec![2; JOURNAL_BYTES]).await;
         assert_eq!(kept.go_on(false).unwrap().input, vec![2; JOURNAL_BYTES]);
         kept.ask(b"more").await;
-        assert_eq!(kept.go_on(false).unwrap_err(), "what its client asked was too much to be kept");
+        assert_eq!(kept.go_on(false).unwrap_err(), "what its client asked was too much to be kept".into());
         let long = vec![3; ANSWER_BYTES + 1];
         kept.settle(b"", &long);
-        assert_eq!(kept.go_on(false).unwrap_err(), "its answer was too long to be kept");
+        assert_eq!(kept.go_on(false).unwrap_err(), "its answer was too long to be kept".into());
         kept.send(&long).await;
         assert_eq!(kept.go_on(false).unwrap().output, b"");
         // More than fits of what was not worked on.
@@ -736,11 +774,11 @@ mod tests {
         let mut kept = Kept::new();
         kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
         // As of a socket that the kernel does not count.
-        let read = |kept: &Kept| Left::read(kept.keeper.file().try_clone().unwrap(), None);
+        let read = |kept: &Kept| kept.taken(None);
         kept.ask(b"asked").await;
         assert_eq!(read(&kept).unwrap().go_on(false), Ok(going_on(b"one", b"asked", b"")));
         kept.keeper.inner.lock().pages.store(at::CALLING, 1);
-        assert_eq!(read(&kept).unwrap_err(), "it was within a call");
+        assert_eq!(read(&kept).unwrap_err(), "it was within a call".into());
         let words = [at::MAGIC, record_at(1) + 24, record_at(1) + 32, record_at(1) + 40];
         for word in words {
             let before = kept.keeper.inner.lock().pages.load(word);
@@ -749,5 +787,12 @@ mod tests {
             kept.keeper.inner.lock().pages.store(word, before);
         }
         kept.go_on(false).unwrap();
+        // A process between went on with it, or the connection was passed on.
+        kept.positions.written += 1;
+        assert_eq!(kept.left().unwrap_err(), "another process went on with it".into());
+        kept.positions.written -= 1;
+        drop(Left::take(kept.keeper.file().try_clone().unwrap(), Some(kept.positions)).unwrap());
+        let again = Left::take(kept.keeper.file().try_clone().unwrap(), Some(kept.positions));
+        assert_eq!(again.unwrap_err(), Reason::Elsewhere);
     }
 }

@@ -111,8 +111,9 @@ pub(crate) fn succeed(database: &Database, clients: Vec<InheritedClient>) -> Vec
     for InheritedClient { socket, pages } in clients {
         match going_on(database, &socket, pages) {
             Ok((portable, beginning)) => sessions.push(InheritedSession::new(socket, portable, beginning)),
-            Err(reason) => {
-                tracing::info!("a client's connection cannot go on here: {reason}");
+            Err(Reason::Elsewhere) => {}
+            Err(Reason::Because(why)) => {
+                tracing::info!("a client's connection cannot go on here: {why}");
                 shut_down(&socket);
             }
         }
@@ -142,20 +143,21 @@ fn going_on(
     socket: &OwnedFd,
     pages: Option<OwnedFd>,
 ) -> Result<(PortableSession, Beginning), Reason> {
-    let left = Left::read(pages.ok_or("it has no pages")?, positions(socket))?;
+    let left = Left::take(pages.ok_or(Reason::Because("it has no pages"))?, positions(socket))?;
     let is_committed = match left.transaction().map(|id| database.transaction_fate(id)) {
         None | Some(Ok(Some(TransactionFate::Aborted))) => false,
         Some(Ok(Some(TransactionFate::Committed))) => true,
-        Some(_) => return Err("what became of its transaction is not known"),
+        Some(_) => return Err("what became of its transaction is not known".into()),
     };
     let GoingOn { session, block, input, output, fails } = left.go_on(is_committed)?;
     let session = Zeroizing::new(session);
-    let mut portable = PortableSession::from_bytes(&session).map_err(|_| "its session cannot be read")?;
+    let mut portable =
+        PortableSession::from_bytes(&session).map_err(|_| Reason::Because("its session cannot be read"))?;
     portable.input = input;
     match (block, &mut portable.block) {
         (Block::AsWritten, _) => {}
         (Block::Lost, Some(own)) => own.state = PortableBlockState::Lost,
-        (Block::Lost, None) => return Err("its session was not kept"),
+        (Block::Lost, None) => return Err("its session was not kept".into()),
         (Block::Ended, own) => *own = None,
     }
     // What is lost says so itself, as the statement has it: COMMIT ends it.
