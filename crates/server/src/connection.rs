@@ -6,6 +6,7 @@
 //! in a transaction block share one implicit transaction.
 
 mod carried;
+mod routed;
 mod texts;
 
 use crate::encode::{DirectRows, FLUSH_BYTES, RowEncoder};
@@ -15,6 +16,7 @@ use crate::passing::Passenger;
 use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
 use crate::protocol::backend;
 use crate::protocol::frontend::{Bind, Message, Target};
+use crate::routing::Routes;
 use crate::service::{Phase, Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
@@ -80,6 +82,8 @@ pub(crate) struct Connection {
     idle_since: Option<Instant>,
     /// It may go over to another host.
     passenger: Option<Passenger>,
+    /// Its transactions that only read may run at another host.
+    routes: Option<Routes>,
     /// Ends with it, behind all else.
     shared: Option<SharedClient>,
 }
@@ -191,6 +195,7 @@ impl Connection {
             session,
             registration,
             phase: service.phase.subscribe(),
+            routes: service.routing.get().map(|routing| routing.routes()),
             service,
             statements: HashMap::new(),
             carried: HashMap::new(),
@@ -271,6 +276,9 @@ impl Connection {
     /// Waits for a message, and for the server's stop.
     async fn next_message(&mut self) -> Result<Message, Failure> {
         loop {
+            if self.is_routed() {
+                self.route().await?;
+            }
             if *self.phase.borrow_and_update() == Phase::Fenced {
                 let message = "another host has taken the database over";
                 let hint = "Connect again, to the new primary.";

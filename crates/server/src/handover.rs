@@ -295,6 +295,14 @@ impl SharedClient {
         }
     }
 
+    /// Another process is to go on with the connection, and other hosts let go of it. Returns its socket.
+    pub(crate) fn leave(&mut self) -> Option<OwnedFd> {
+        let socket = self.socket.try_clone().ok()?;
+        self.handover.own.lock().tell(&Message::Gone(self.number));
+        self.is_gone = true;
+        Some(socket)
+    }
+
     /// Another process goes on with the connection: it does not end.
     pub(crate) fn set_gone(&mut self) {
         self.is_gone = true;
