@@ -89,6 +89,7 @@
 //! switchover_drain = "5s"          # how long a planned change of primary waits for open transactions
 //! # fence_command = "…"            # makes sure that a silent primary on another machine is dead, once it was taken over from
 //! # reader_hold_max = "1GB"        # a reader that holds more of the pool than that is sent away; by default a quarter of the pool
+//! route_reads = false              # sessions begin with tidepool.route_reads on
 //! synchronous_standby_names = ""   # standbys that commits at remote_apply wait for, as PostgreSQL reads it
 //!
 //! [settings]
@@ -201,6 +202,8 @@ pub struct PoolSettings {
     pub fence_command: Option<String>,
     /// A reader for which more than that is kept of the pool is sent away. `None`: a quarter of the pool.
     pub reader_hold_max: Option<u64>,
+    /// Sessions begin with `tidepool.route_reads` on: their read-only transactions run at readers.
+    pub route_reads: bool,
     /// Standbys that commits wait for which want to be shown there.
     pub synchronous_standby_names: Option<Arc<StandbyNames>>,
 }
@@ -240,6 +243,7 @@ impl PoolSettings {
             switchover_drain: SWITCHOVER_DRAIN_DEFAULT,
             fence_command: None,
             reader_hold_max: None,
+            route_reads: false,
             synchronous_standby_names: None,
         }
     }
@@ -644,6 +648,7 @@ struct PoolSpec {
     switchover_drain: Option<Duration>,
     fence_command: Option<String>,
     reader_hold_max: Option<u64>,
+    route_reads: Option<bool>,
     synchronous_standby_names: Option<String>,
 }
 
@@ -704,6 +709,7 @@ impl PoolSpec {
             switchover_drain: self.switchover_drain.unwrap_or(SWITCHOVER_DRAIN_DEFAULT),
             fence_command: self.fence_command,
             reader_hold_max: self.reader_hold_max,
+            route_reads: self.route_reads.unwrap_or(false),
             synchronous_standby_names: StandbyNames::parse(&self.synchronous_standby_names.unwrap_or_default())?,
             ..defaults
         }))
@@ -865,8 +871,10 @@ impl ConfigBuilder {
             switchover_drain,
             fence_command,
             reader_hold_max,
+            route_reads,
             synchronous_standby_names,
         } = file.pool;
+        self.pool.route_reads = route_reads.or(self.pool.route_reads);
         self.pool.reader_hold_max = reader_hold_max.map(|size| size.0).or(self.pool.reader_hold_max);
         self.pool.fence_command = fence_command.or(self.pool.fence_command);
         let names = &mut self.pool.synchronous_standby_names;
@@ -952,13 +960,7 @@ impl ConfigBuilder {
                 "METRICS" => self.server.metrics_listen = Some(value),
                 "TLS_CERTIFICATE" => self.server.tls_certificate = Some(value.into()),
                 "TLS_KEY" => self.server.tls_key = Some(value.into()),
-                "TLS_REQUIRED" => {
-                    self.server.tls_required = match value.trim() {
-                        "on" | "true" => true,
-                        "off" | "false" => false,
-                        _ => return Err(wrong(invalid(format!("\"{value}\" is neither on nor off")))),
-                    };
-                }
+                "TLS_REQUIRED" => self.server.tls_required = on_or_off(&value).map_err(wrong)?,
                 "CONNECTIONS_MAX" => self.server.connections_max = number(&value)?,
                 "TEMP_TABLESPACES" => self.temp_tablespaces = split_names(&value),
                 "DEFAULT_TABLESPACE" => self.default_tablespace = value,
@@ -985,6 +987,7 @@ impl ConfigBuilder {
                 "POOL_READER_HOLD_MAX" => {
                     self.pool.reader_hold_max = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
+                "POOL_ROUTE_READS" => self.pool.route_reads = Some(on_or_off(&value).map_err(wrong)?),
                 "SYNCHRONOUS_STANDBY_NAMES" => self.pool.synchronous_standby_names = Some(value),
                 "POOL_ON_FENCED" => self.pool.on_fenced = Some(value.parse().map_err(wrong)?),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
@@ -1352,6 +1355,14 @@ fn key_at(text: &str, position: usize) -> Option<String> {
     })
 }
 
+fn on_or_off(value: &str) -> Result<bool> {
+    match value.trim() {
+        "on" | "true" => Ok(true),
+        "off" | "false" => Ok(false),
+        _ => Err(invalid(format!("\"{value}\" is neither on nor off"))),
+    }
+}
+
 /// A comma-separated list of names, quotes around them taken off.
 fn split_names(text: &str) -> Vec<String> {
     text.split(',').map(|name| name.trim().trim_matches('"').to_owned()).filter(|name| !name.is_empty()).collect()
@@ -1410,6 +1421,7 @@ struct FilePool {
     switchover_drain: Option<String>,
     fence_command: Option<String>,
     reader_hold_max: Option<Size>,
+    route_reads: Option<bool>,
     synchronous_standby_names: Option<String>,
 }
 

@@ -113,9 +113,10 @@ impl PoolHost {
             make_database(&pool, &settings.database)?;
         }
         let name = settings.name.clone().unwrap_or_else(|| format!("tidepool-{}", std::process::id()));
-        // No client comes to a reader by another host's socket.
-        let shares = settings.role.filter(|_| !is_reader);
-        let control_socket = shares.and_then(|_| control_socket(&settings.location, &name)).unwrap_or_default();
+        // At a reader's, the primary passes it sessions that read. It shares no listeners.
+        let kind = if is_reader { "reader" } else { "control" };
+        let control_socket = settings.role.and_then(|_| control_socket(&settings.location, &name, kind));
+        let control_socket = control_socket.unwrap_or_default();
         let join = JoinOptions {
             name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -304,17 +305,17 @@ impl Drop for PoolHost {
 }
 
 /// Where other hosts on this machine find this one: beside the pool's first device, so that who shares the one shares the other.
-/// `None` where no socket may have such a path.
-fn control_socket(location: &Location, name: &str) -> Option<String> {
+/// `None` where no socket may have such a path. `kind`: a socket that ends with `control` is one of a host that may have been primary.
+fn control_socket(location: &Location, name: &str, kind: &str) -> Option<String> {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
     let name: String = name.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect();
     let path = match location {
         Location::File(path) => {
             let file = path.file_name()?.to_str()?;
-            std::path::absolute(path.with_file_name(format!("{file}.{name}.control"))).ok()?
+            std::path::absolute(path.with_file_name(format!("{file}.{name}.{kind}"))).ok()?
         }
         // Nothing can be made beside a device.
-        _ => std::env::temp_dir().join(format!("tidepool.{name}.control")),
+        _ => std::env::temp_dir().join(format!("tidepool.{name}.{kind}")),
     };
     path.to_str().filter(|path| path.len() <= SOCKET_PATH_MAX).map(str::to_owned)
 }

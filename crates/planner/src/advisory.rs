@@ -4,7 +4,7 @@
 //! A session waits for one key at most, so a cycle is found by walking from holders to what they wait for.
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tokio::sync::Notify;
@@ -39,6 +39,8 @@ const LOCKS_MAX: usize = 200_000;
 struct State {
     held: HashMap<Key, Vec<Held>>,
     waiting: HashMap<u32, (Key, Mode)>,
+    /// Sessions that are here for a transaction only: a lock here would exclude nobody elsewhere.
+    guests: HashSet<u32>,
 }
 
 #[derive(Default)]
@@ -58,6 +60,11 @@ impl State {
 
     /// 53200 where there is no room for another lock.
     fn take(&mut self, session: u32, key: Key, mode: Mode, transaction: bool) -> Result<bool> {
+        if self.guests.contains(&session) {
+            let message = "advisory locks cannot be taken in a transaction that runs at a reader";
+            return Err(Error::unsupported(message)
+                .with_hint("Take them in the transaction's first statement, or SET tidepool.route_reads = off."));
+        }
         if !self.in_the_way(session, key, mode).is_empty() {
             return Ok(false);
         }
@@ -187,8 +194,16 @@ impl AdvisoryLocks {
         self.released.notify_waiters();
     }
 
+    /// The session takes no locks here: it is another host's, which has its locks.
+    pub fn set_guest(&self, session: u32) {
+        self.state.lock().guests.insert(session);
+    }
+
     pub fn end_session(&self, session: u32) {
-        self.state.lock().release(|held| held.session == session);
+        let mut state = self.state.lock();
+        state.guests.remove(&session);
+        state.release(|held| held.session == session);
+        drop(state);
         self.released.notify_waiters();
     }
 }

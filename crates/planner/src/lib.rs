@@ -112,7 +112,7 @@ pub use portable::{
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
-    PreparedStatement, ResultColumn, Session, TransactionStatus, share_commits,
+    PreparedStatement, ResultColumn, Routed, RoutedText, Session, TransactionStatus, share_commits,
 };
 pub use settings::POSTGRES_VERSION_NUMBER;
 pub use statement::{Statement, Unfinished, parse};

@@ -156,6 +156,11 @@ impl Planner {
         self.sessions.lock().len()
     }
 
+    /// Statements that run now.
+    pub fn statements_running(&self) -> usize {
+        self.queries.running_count()
+    }
+
     /// Sessions of those who connected as `user`.
     pub fn session_count_of(&self, user: &str) -> usize {
         self.sessions().iter().filter(|session| session.user == user).count()

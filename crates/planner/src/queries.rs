@@ -253,6 +253,11 @@ impl QueryRegistry {
         drop(last);
     }
 
+    /// Statements that run now.
+    pub fn running_count(&self) -> usize {
+        self.queries.lock().running.len()
+    }
+
     /// Running statements, oldest first, then the latest finished ones, newest first.
     pub fn list(&self) -> Vec<Arc<QueryInfo>> {
         let queries = self.queries.lock();

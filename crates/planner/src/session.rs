@@ -32,6 +32,7 @@ mod positions;
 mod prepared;
 mod query;
 mod roles;
+mod routing;
 mod savepoint;
 mod sequences;
 mod settings;
@@ -48,6 +49,7 @@ pub(crate) use describe::{describe, describe_command, describe_query};
 pub use direct::{DirectDone, DirectStatement, PreparedStatement};
 pub use durable::share_commits;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};
+pub use routing::{Routed, RoutedText};
 pub(crate) use tables::checked_writer;
 pub use transaction::TransactionStatus;
 

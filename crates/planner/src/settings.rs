@@ -78,6 +78,9 @@ pub enum PlanSharing {
 /// Set for one statement after the other, so that it is no part of what plans and programs are kept for.
 const READ_AFTER: &str = "tidepool.read_after";
 
+/// Where a session's transactions run that only read.
+const ROUTE_READS: &str = "tidepool.route_reads";
+
 /// Each host's, and known to its database.
 const NAMES: &str = "synchronous_standby_names";
 
@@ -214,6 +217,12 @@ static DEFINITIONS: &[Definition] = &[
         "A position in the log that statements wait for until this server shows it; empty is none.",
     ),
     define(
+        ROUTE_READS,
+        Kind::Boolean,
+        "off",
+        "Whether transactions that only read run at a reader of the pool, while there is one.",
+    ),
+    define(
         "tidepool.statement_memory",
         Kind::Size,
         "0",
@@ -287,6 +296,7 @@ struct Read {
     text: Arc<TextSettings>,
     commit_wait: CommitWait,
     is_direct: bool,
+    routes_reads: bool,
     workload_class: Option<Class>,
     default_read_only: bool,
     default_deferrable: bool,
@@ -320,6 +330,10 @@ impl Settings {
                 "default_tablespace" => config.default_tablespace.clone(),
                 "tidepool.threads" => config.planned_threads().max(1).to_string(),
                 "tidepool.statement_memory" => show_size(config.statement_memory_bytes.unwrap_or(0)),
+                ROUTE_READS => match config.pool.as_ref().is_some_and(|pool| pool.route_reads) {
+                    true => "on".to_owned(),
+                    false => "off".to_owned(),
+                },
                 "max_connections" => config.server.connections_max.to_string(),
                 "superuser_reserved_connections" => config.server.superuser_reserved_connections.to_string(),
                 "session_authorization" => user.to_owned(),
@@ -375,6 +389,7 @@ impl Settings {
                     _ => CommitWait::Durable,
                 },
                 is_direct: self.is_on("tidepool.direct"),
+                routes_reads: self.is_on(ROUTE_READS),
                 workload_class: Class::of_name(self.value("tidepool.workload_class")),
                 default_read_only: self.is_on("default_transaction_read_only"),
                 default_deferrable: self.is_on("default_transaction_deferrable"),
@@ -592,6 +607,16 @@ impl Settings {
     /// Whether statements may go to rows without a plan.
     pub fn is_direct(&self) -> bool {
         self.read().is_direct
+    }
+
+    /// Whether transactions that only read are to run at a reader.
+    pub fn routes_reads(&self) -> bool {
+        self.read().routes_reads
+    }
+
+    /// The session's own setting has new transactions only read, whatever the server's role.
+    pub fn reads_by_default(&self) -> bool {
+        self.read().default_read_only
     }
 
     /// The class that all statements are of; `None`: each is of its own.

@@ -117,7 +117,7 @@ impl ControlListener {
 
     fn greet(&self, pool: &Pool, socket: OwnedFd) -> Result<ControlConnection> {
         let peer = check_greeting(pool, &socket)?;
-        send(socket.as_fd(), &self.greeting, &[])?;
+        send(socket.as_fd(), &self.greeting, &[], true)?;
         Ok(ControlConnection { socket, peer })
     }
 }
@@ -160,7 +160,7 @@ impl ControlConnection {
         let path = path.ok_or_else(|| refused(format!("{to} does not say where it listens")))?;
         let socket = descriptors::connect(Path::new(&path))
             .map_err(|error| refused(format!("could not connect to {to} at \"{path}\": {error}")))?;
-        send(socket.as_fd(), &greeting(pool, own), &[])?;
+        send(socket.as_fd(), &greeting(pool, own), &[], true)?;
         let peer = check_greeting(pool, &socket)?;
         if peer != to {
             let message = format!("at \"{path}\" listens {peer}, and not {to}");
@@ -177,7 +177,12 @@ impl ControlConnection {
     /// Sends a message with descriptors, of which the other process gets duplicates. 08006 where it has ended, 54000 for more than a
     /// message holds.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        send(self.socket.as_fd(), bytes, descriptors)
+        send(self.socket.as_fd(), bytes, descriptors, true).map(drop)
+    }
+
+    /// As `send`, for those that must not wait. False: there is no room, as the other process does not read, and nothing was sent.
+    pub fn try_send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<bool> {
+        send(self.socket.as_fd(), bytes, descriptors, false)
     }
 
     /// Waits for a message, or for so long.
@@ -239,7 +244,8 @@ fn check_greeting(pool: &Pool, socket: &OwnedFd) -> Result<Host> {
     }
 }
 
-fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+/// False: there is no room, and `waits` says not to wait for it.
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>], waits: bool) -> Result<bool> {
     if bytes.is_empty() || bytes.len() > MESSAGE_BYTES_MAX || descriptors.len() > MESSAGE_DESCRIPTORS_MAX {
         let message = format!(
             "a control message has 1 to {MESSAGE_BYTES_MAX} bytes and at most {MESSAGE_DESCRIPTORS_MAX} descriptors"
@@ -247,10 +253,14 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
         return Err(Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, message));
     }
     let raw: Vec<i32> = descriptors.iter().map(|descriptor| descriptor.as_raw_fd()).collect();
-    descriptors::send(socket, bytes, &raw).map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
-            Error::new(SqlState::CONNECTION_FAILURE, "the other host has ended")
-        }
-        _ => Error::io("speak to another host", &error),
-    })
+    match descriptors::send(socket, bytes, &raw, waits) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock if !waits => Ok(false),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
+                Err(Error::new(SqlState::CONNECTION_FAILURE, "the other host has ended"))
+            }
+            _ => Err(Error::io("speak to another host", &error)),
+        },
+    }
 }

@@ -120,8 +120,9 @@ fn control_room(descriptors: usize) -> Vec<MaybeUninit<u64>> {
     vec![MaybeUninit::zeroed(); bytes.div_ceil(size_of::<u64>())]
 }
 
-/// Sends a message whole.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
+/// Sends a message whole. `waits`: until there is room for it; without, that there is none is an error (`WouldBlock`).
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[RawFd], waits: bool) -> io::Result<()> {
+    let flags = libc::MSG_NOSIGNAL | if waits { 0 } else { libc::MSG_DONTWAIT };
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = control_room(descriptors.len());
     // SAFETY: zeroes are a message without anything.
@@ -147,7 +148,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[RawFd]) 
     }
     loop {
         // SAFETY: the message and what it refers to live; the kernel reads it only.
-        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
         match sent {
             // A message of a packet socket goes whole.
             0.. => return Ok(()),
@@ -247,8 +248,8 @@ mod tests {
     fn messages_keep_their_bounds_and_carry_descriptors() {
         let (_folder, one, other) = pair();
         let (mut near, far) = UnixStream::pair().unwrap();
-        send(one.as_fd(), b"first", &[]).unwrap();
-        send(one.as_fd(), b"second", &[far.as_raw_fd(), far.as_raw_fd()]).unwrap();
+        send(one.as_fd(), b"first", &[], true).unwrap();
+        send(one.as_fd(), b"second", &[far.as_raw_fd(), far.as_raw_fd()], true).unwrap();
         drop(far);
         let Received::Message { bytes, descriptors } = receive(other.as_fd(), 100, 4, LONG).unwrap() else { panic!() };
         assert_eq!((bytes.as_slice(), descriptors.len()), (&b"first"[..], 0));
@@ -272,9 +273,9 @@ mod tests {
     fn what_is_too_large_is_an_error_and_its_descriptors_are_closed() {
         let (_folder, one, other) = pair();
         let (mut near, far) = UnixStream::pair().unwrap();
-        send(one.as_fd(), &[7; 101], &[]).unwrap();
+        send(one.as_fd(), &[7; 101], &[], false).unwrap();
         assert_eq!(receive(other.as_fd(), 100, 4, LONG).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        send(one.as_fd(), b"x", &[far.as_raw_fd(); 5]).unwrap();
+        send(one.as_fd(), b"x", &[far.as_raw_fd(); 5], false).unwrap();
         drop(far);
         assert_eq!(receive(other.as_fd(), 100, 4, LONG).unwrap_err().kind(), io::ErrorKind::InvalidData);
         // Nobody has the other end: all five were closed.

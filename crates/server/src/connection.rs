@@ -6,6 +6,7 @@
 //! in a transaction block share one implicit transaction.
 
 mod carried;
+mod routed;
 mod settled;
 mod texts;
 
@@ -16,6 +17,7 @@ use crate::passing::Passenger;
 use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
 use crate::protocol::backend;
 use crate::protocol::frontend::{Bind, Message, Target};
+use crate::routing::Routes;
 use crate::service::{Phase, Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
@@ -86,6 +88,8 @@ pub(crate) struct Connection {
     fails: Option<Error>,
     /// What it puts down of itself for a process that comes after this one.
     settling: Option<Settling>,
+    /// Its transactions that only read may run at another host.
+    routes: Option<Routes>,
     /// Ends with it, behind all else.
     shared: Option<SharedClient>,
 }
@@ -197,6 +201,7 @@ impl Connection {
             session,
             registration,
             phase: service.phase.subscribe(),
+            routes: service.routing.get().map(|routing| routing.routes()),
             service,
             statements: HashMap::new(),
             carried: HashMap::new(),
@@ -289,6 +294,9 @@ impl Connection {
     /// Waits for a message, and for the server's stop.
     async fn next_message(&mut self) -> Result<Message, Failure> {
         loop {
+            if self.is_routed() {
+                self.route().await?;
+            }
             if *self.phase.borrow_and_update() == Phase::Fenced {
                 let message = "another host has taken the database over";
                 let hint = "Connect again, to the new primary.";

@@ -315,6 +315,14 @@ impl SharedClient {
         }
     }
 
+    /// Another process is to go on with the connection, and other hosts let go of it. Returns its socket.
+    pub(crate) fn leave(&mut self) -> Option<OwnedFd> {
+        let socket = self.socket.socket.try_clone().ok()?;
+        self.set_gone();
+        self.handover.own.lock().tell(&Message::Gone(self.number));
+        Some(socket)
+    }
+
     /// Another process goes on with the connection: it does not end.
     pub(crate) fn set_gone(&mut self) {
         self.socket.keeper.iter().for_each(|keeper| keeper.leave());

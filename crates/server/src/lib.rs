@@ -27,6 +27,7 @@ mod passing;
 mod portal;
 mod protocol;
 mod records;
+mod routing;
 mod secured;
 mod service;
 mod startup;

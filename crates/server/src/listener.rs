@@ -6,6 +6,7 @@ use crate::handover::{Handover, InheritedListener, ListenerKind, SharedClient, T
 use crate::local::{LocalListener, LocalPlace};
 use crate::metrics;
 use crate::passing::Stage;
+use crate::routing::{self, Arrived, Routing};
 use crate::service::{Phase, Service};
 use crate::strangers::{Stranded, Strangers};
 use crate::succession::InheritedSession;
@@ -47,6 +48,8 @@ pub struct Server {
     address: SocketAddr,
     /// What other hosts of the database share with it.
     handover: Option<(Arc<Handover>, UnboundedReceiver<Taken>)>,
+    /// Sessions that other hosts pass to it, and it to them.
+    routing: Option<(Arc<Routing>, UnboundedReceiver<Arrived>)>,
     local: Option<LocalListener>,
     metrics: Option<MetricsPlace>,
     threads: Threads,
@@ -124,6 +127,11 @@ impl Server {
             listeners.iter().filter_map(|listener| Some(local_address(listener).ok()?.to_string())).collect();
         let wanted = own.iter().filter(|address| !here.contains(address)).cloned().collect();
         let handover = Handover::start(&service.planner, own, wanted)?;
+        let routing = Routing::start(&service, stages(handover.as_ref().map(|(handover, _)| handover)))?;
+        if let Some((routing, _)) = &routing {
+            // Once a service.
+            let _ = service.routing.set(routing.clone());
+        }
         let of_watch = Arc::downgrade(&service);
         database.watch_role(Box::new(move |role| {
             if role == HostRole::Fenced
@@ -139,7 +147,7 @@ impl Server {
         };
         // Two at least: one may be held up.
         let threads = Threads::start(count.max(2), cores, service.planner.database())?;
-        Ok(Server { service, listeners, address, handover, local, metrics, threads })
+        Ok(Server { service, listeners, address, handover, routing, local, metrics, threads })
     }
 
     /// Where clients connect.
@@ -167,8 +175,9 @@ impl Server {
 
     /// Serves until [`ShutdownHandle::stop`]; returns when every connection has ended.
     pub async fn run(self) {
-        let Server { service, listeners, local, metrics, threads, handover, .. } = self;
+        let Server { service, listeners, local, metrics, threads, handover, routing, .. } = self;
         let (handover, mut inherited) = handover.unzip();
+        let (routing, mut arrivals) = routing.unzip();
         let mut phase = service.phase.subscribe();
         let mut connections = JoinSet::new();
         let mut background = JoinSet::new();
@@ -183,7 +192,7 @@ impl Server {
                 handover.share_listener(ListenerKind::Tcp, address.to_string(), &listener);
             }
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
-            background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
+            background.spawn(accept_all(next, accepted.clone(), stages(handover.as_ref())));
         }
         let own_place = local.as_ref().map(|local| local.path().display().to_string());
         if let Some(local) = local {
@@ -191,7 +200,7 @@ impl Server {
                 handover.share_listener(ListenerKind::Local, local.path().display().to_string(), local.socket());
             }
             let next = async move || local.accept().await.map(Accepted::Local);
-            background.spawn(accept_all(next, accepted.clone(), stages(&handover)));
+            background.spawn(accept_all(next, accepted.clone(), stages(handover.as_ref())));
         }
         loop {
             let inherited_next = async {
@@ -200,7 +209,22 @@ impl Server {
                     None => std::future::pending().await,
                 }
             };
+            let arrived_next = async {
+                match &mut arrivals {
+                    Some(arrivals) => arrivals.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                Some(arrived) = arrived_next => match arrived {
+                    Arrived::Cancel { process_id, secret } => _ = service.cancel(process_id, &secret),
+                    Arrived::Session(parcel) => {
+                        let (Some(routing), Some(place)) = (routing.clone(), threads.place(None)) else { continue };
+                        let handle = place.handle.clone();
+                        let going_on = routing::go_on(service.clone(), routing, handover.clone(), parcel, place);
+                        connections.spawn_on(going_on, &handle);
+                    }
+                },
                 Some(taken) = inherited_next => {
                     let (service, accepted) = (service.clone(), accepted.clone());
                     let Some(handover) = handover.clone() else { continue };
@@ -273,6 +297,11 @@ impl Server {
             let _ = tokio::time::timeout(Duration::from_secs(5), rest).await;
             connections.shutdown().await;
         }
+        // Connections of other hosts go back to them until here.
+        drop(arrivals);
+        if let Some(routing) = routing {
+            let _ = tokio::task::spawn_blocking(move || routing.stop()).await;
+        }
     }
 }
 
@@ -321,8 +350,8 @@ impl Accepted {
 }
 
 /// What connections that may go over are asked. `None`: none may.
-fn stages(handover: &Option<Arc<Handover>>) -> Option<watch::Receiver<Stage>> {
-    handover.as_ref().map(|handover| handover.passing.stages())
+fn stages(handover: Option<&Arc<Handover>>) -> Option<watch::Receiver<Stage>> {
+    handover.map(|handover| handover.passing.stages())
 }
 
 /// Returns once connections are stopped, or are not any more.
@@ -388,15 +417,18 @@ async fn go_on(service: Arc<Service>, handover: Arc<Handover>, session: Inherite
     // Ends it where it cannot go on.
     let shared = handover.share_client(&socket);
     drop(handover);
-    let local = std::os::unix::net::UnixStream::from(socket);
-    let is_local = local.local_addr().is_ok();
-    let stream: std::io::Result<Box<dyn Io>> = match is_local {
-        true => UnixStream::from_std(local).map(|stream| Box::new(stream) as Box<dyn Io>),
-        false => TcpStream::from_std(OwnedFd::from(local).into()).map(|stream| Box::new(stream) as Box<dyn Io>),
-    };
-    match stream {
+    match stream_of(socket) {
         Ok(stream) => startup::go_on(service, stream, (portable, beginning), gate, shared).await,
         Err(error) => tracing::warn!("could not go on with a connection: {error}"),
+    }
+}
+
+/// A client's socket that came from another host.
+pub(crate) fn stream_of(socket: OwnedFd) -> std::io::Result<Box<dyn Io>> {
+    let local = std::os::unix::net::UnixStream::from(socket);
+    match local.local_addr().is_ok() {
+        true => UnixStream::from_std(local).map(|stream| Box::new(stream) as Box<dyn Io>),
+        false => TcpStream::from_std(OwnedFd::from(local).into()).map(|stream| Box::new(stream) as Box<dyn Io>),
     }
 }
 

@@ -213,6 +213,17 @@ pub(crate) fn render(service: &Service) -> String {
         "Rows that INSERT, COPY and CREATE TABLE AS brought into tables.",
         metrics.rows_loaded.load(Ordering::Relaxed),
     );
+    page.family(
+        "tidepool_sessions_routed_total",
+        "counter",
+        "Sessions that went to a reader (out), went back to the primary (home), or stayed as no reader took them (kept).",
+    );
+    if let Some(routing) = service.routing.get() {
+        let counts = &routing.counts;
+        for (way, count) in [("out", &counts.out), ("home", &counts.home), ("kept", &counts.kept)] {
+            page.sample("tidepool_sessions_routed_total", &[("way", way)], count.load(Ordering::Relaxed));
+        }
+    }
     roles(service, &mut page);
     workload_classes(service, &mut page);
     tablespaces(service, &mut page);

@@ -3,12 +3,13 @@
 use crate::auth::Peer;
 use crate::failures::Failures;
 use crate::metrics::Metrics;
+use crate::routing::Routing;
 use crate::startup;
 use crate::tls::Tls;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::Result;
 use tidepool_planner::{CancelHandle, Planner, Session};
@@ -70,6 +71,8 @@ pub struct Service {
     pub(crate) tls: Option<Tls>,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) failures: Failures,
+    /// Passes sessions to other hosts of the pool that read, once it listens.
+    pub(crate) routing: OnceLock<Arc<Routing>>,
     /// By the numbers and secrets that clients know.
     cancellable: Mutex<HashMap<(i32, Bytes), CancelHandle>>,
 }
@@ -84,6 +87,7 @@ impl Service {
             tls: None,
             phase: watch::Sender::new(Phase::Running),
             failures: Failures::default(),
+            routing: OnceLock::new(),
             cancellable: Mutex::default(),
         }
     }

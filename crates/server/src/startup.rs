@@ -6,6 +6,7 @@ use crate::connection::Connection;
 use crate::handover::SharedClient;
 use crate::protocol::backend;
 use crate::protocol::frontend::Opening;
+use crate::routing::Departure;
 use crate::secured::Secured;
 use crate::service::{Phase, Service};
 use crate::strangers::Stranded;
@@ -51,6 +52,8 @@ pub(crate) enum Failure {
     Fatal(Error),
     /// Another process goes on with it.
     GoneOver,
+    /// Another process is to go on with it, once it is gone from here.
+    Routed(Departure),
 }
 
 impl From<Error> for Failure {
@@ -91,7 +94,7 @@ pub(crate) async fn serve(
     run(&service, connection).await;
 }
 
-async fn run(service: &Service, mut connection: Connection) {
+pub(crate) async fn run(service: &Service, mut connection: Connection) {
     service.metrics.connection_opened();
     let failure = match AssertUnwindSafe(connection.run()).catch_unwind().await {
         Ok(failure) => failure,
@@ -108,6 +111,10 @@ async fn run(service: &Service, mut connection: Connection) {
     match failure {
         // Nothing is said, and the socket is another's.
         Failure::GoneOver => {}
+        Failure::Routed(departure) => {
+            drop(connection);
+            departure.go();
+        }
         Failure::Fatal(error) => {
             connection.say_fatal(&error);
             connection.close().await;
@@ -182,10 +189,9 @@ async fn open(
                 return None;
             }
             Ok(Some(Opening::Cancel { process_id, secret })) => {
-                if !service.cancel(process_id, &secret)
-                    && let Some(shared) = &shared
-                {
-                    shared.pass_cancel(process_id, &secret);
+                if !service.cancel(process_id, &secret) {
+                    shared.iter().for_each(|shared| shared.pass_cancel(process_id, &secret));
+                    service.routing.get().iter().for_each(|routing| routing.pass_cancel(process_id, &secret));
                 }
                 return None;
             }
@@ -254,7 +260,7 @@ async fn open(
                 }
             }
         }
-        Err(Failure::Gone | Failure::GoneOver) => None,
+        Err(Failure::Gone | Failure::GoneOver | Failure::Routed(_)) => None,
         Err(Failure::Fatal(error)) => {
             tracing::info!("refused a connection: {error}");
             refuse(&mut wire, &error).await;

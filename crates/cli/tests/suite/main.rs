@@ -35,6 +35,7 @@ mod readers;
 mod recovery;
 mod references;
 mod robustness;
+mod routing;
 mod serializable;
 mod server;
 mod sessions;

@@ -35,7 +35,7 @@ pub struct Encryption {
 }
 
 impl Encryption {
-    fn new(cluster: &Cluster, config: &str) -> Encryption {
+    pub fn new(cluster: &Cluster, config: &str) -> Encryption {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let [certificate, key] = ["server.crt", "server.key"].map(|name| cluster.folder.path().join(name));
         std::fs::write(&certificate, made.cert.pem()).unwrap();
@@ -66,7 +66,7 @@ impl Encryption {
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap()
     }
 
-    async fn connect(&self, url: &str, number: usize) -> Client {
+    pub async fn connect(&self, url: &str, number: usize) -> Client {
         let config: tokio_postgres::Config = url.parse().unwrap();
         let (client, connection) = config.connect_raw(self.stream(url, number).await, NoTls).await.unwrap();
         tokio::spawn(connection);
@@ -74,7 +74,7 @@ impl Encryption {
     }
 }
 
-fn start(cluster: &Cluster, name: &str, role: &str, config: &str, crash_point: Option<&str>) -> Serving {
+pub fn start(cluster: &Cluster, name: &str, role: &str, config: &str, crash_point: Option<&str>) -> Serving {
     let mut command = tidepool();
     command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(cluster.folder.path())]);
     command.args(["--name", name, "--role", role, "--config", config]);
@@ -85,7 +85,7 @@ fn start(cluster: &Cluster, name: &str, role: &str, config: &str, crash_point: O
     Serving::start(command).unwrap_or_else(|log| panic!("{name} does not start: {log}"))
 }
 
-fn address(url: &str) -> SocketAddr {
+pub fn address(url: &str) -> SocketAddr {
     url.split('@').nth(1).unwrap().split('/').next().unwrap().parse().unwrap()
 }
 

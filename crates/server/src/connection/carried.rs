@@ -64,7 +64,7 @@ impl Connection {
     }
 
     /// Between two statements: all that it answered is sent, and nothing is begun but a transaction of its client's, with its portals.
-    fn is_between(&self) -> bool {
+    pub(super) fn is_between(&self) -> bool {
         self.idle_since.is_some()
             && self.wire.is_settled()
             && (self.portals.is_empty() || self.session.transaction_status() != TransactionStatus::Idle)
@@ -73,8 +73,9 @@ impl Connection {
     }
 
     /// `None` while it cannot go over.
-    fn written(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn written(&mut self) -> Option<Vec<u8>> {
         let mut portable = self.session.to_portable()?;
+        portable.id = self.home_id().unwrap_or(portable.id);
         // Last of all, as the connection goes on another way from then on if it has TLS.
         (portable.input, portable.tls) = self.wire.write_down()?;
         Some(self.completed(portable).to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)

@@ -139,6 +139,25 @@ pub(crate) enum Message {
     },
 }
 
+/// A message as far as it says where it may run, while it is still in the input.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Sent<'i> {
+    Query(&'i str),
+    Parse {
+        name: &'i str,
+        sql: &'i str,
+    },
+    Bind {
+        statement: &'i str,
+    },
+    Sync,
+    Terminate,
+    /// It runs nothing by itself.
+    Neutral,
+    /// What has no place between two statements, or is damaged.
+    Other,
+}
+
 #[derive(Debug, PartialEq)]
 pub(crate) struct Bind {
     pub(crate) portal: String,
@@ -182,6 +201,29 @@ impl Message {
     pub(crate) fn head(input: &[u8]) -> Option<MessageHead> {
         let (kind, length) = header(input).ok()??;
         Some(MessageHead { kind, bytes: length + 1 })
+    }
+
+    /// The first message of `input`, which stays there, and what is behind it. `None` while it is not there whole.
+    pub(crate) fn peek(input: &[u8]) -> Option<(Sent<'_>, &[u8])> {
+        let (kind, length) = header(input).ok()??;
+        let (message, rest) = input.split_at_checked(length + 1)?;
+        let mut body = &message[5..];
+        let mut text = || {
+            let len = body.iter().position(|byte| *byte == 0)?;
+            let text = std::str::from_utf8(&body[..len]).ok()?;
+            body = &body[len + 1..];
+            Some(text)
+        };
+        let sent = match kind {
+            b'Q' => text().map(Sent::Query),
+            b'P' => text().zip(text()).map(|(name, sql)| Sent::Parse { name, sql }),
+            b'B' => text().zip(text()).map(|(_, statement)| Sent::Bind { statement }),
+            b'S' => Some(Sent::Sync),
+            b'X' => Some(Sent::Terminate),
+            b'D' | b'E' | b'C' | b'H' => Some(Sent::Neutral),
+            _ => None,
+        };
+        Some((sent.unwrap_or(Sent::Other), rest))
     }
 
     /// Whether the next whole message in `input` is a Sync.
