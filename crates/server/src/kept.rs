@@ -69,6 +69,15 @@ const ANSWERS_AT: usize = HEADER_BYTES + JOURNALS * JOURNAL_BYTES;
 const SESSIONS_AT: usize = ANSWERS_AT + ANSWERS * ANSWER_BYTES;
 const BYTES: usize = SESSIONS_AT + SESSIONS * SESSION_BYTES;
 
+/// What a connection's pages take as a rule, as one page of each part is written to, but for sessions that are longer.
+pub(crate) const FIRST_BYTES: u64 = ((1 + JOURNALS + ANSWERS + SESSIONS) * PAGE_BYTES) as u64;
+const PAGE_BYTES: usize = 4096;
+
+/// What the pages take beyond that for a session of so many bytes.
+pub(crate) fn session_pages(bytes: usize) -> u64 {
+    (SESSIONS * bytes.div_ceil(PAGE_BYTES).saturating_sub(1) * PAGE_BYTES) as u64
+}
+
 /// Words of the header, by their offsets.
 mod at {
     pub const MAGIC: usize = 0;

@@ -55,10 +55,11 @@ impl Connection {
         });
         if let Some(shared) = &shared
             && let Some(keeper) = shared.keeper()
+            && let Ok(settling) = Settling::new(keeper.clone(), &self.account)
             && self.wire.keep(keeper, shared.positions())
         {
             self.session.set_commit_witness(keeper.clone());
-            self.settling = Some(Settling::new(keeper.clone()));
+            self.settling = Some(settling);
         }
         self.shared = shared;
     }

@@ -1,9 +1,11 @@
 //! A connection that writes down where it stands, for a process that comes after this one ([`crate::kept`]).
 
 use super::Connection;
-use crate::kept::{Block, Keeper, SessionForm};
+use crate::kept::{self, Block, Keeper, SessionForm};
 use crate::protocol::frontend::Message;
 use std::sync::Arc;
+use tidepool_base::Result;
+use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{Statement, TransactionStatus, Unfinished};
 
 /// `Sync`, which has nothing in it.
@@ -17,13 +19,17 @@ pub(super) struct Settling {
     sequences: u64,
     /// Something was done in the transaction block since the session was written down.
     is_worked_in: bool,
-    /// Reused for the session's bytes.
+    /// The session's, as they were written last.
     bytes: Option<Vec<u8>>,
+    /// For what the pages take.
+    held: Reservation,
 }
 
 impl Settling {
-    pub(super) fn new(keeper: Arc<Keeper>) -> Settling {
-        Settling { keeper, is_changed: true, sequences: 0, is_worked_in: false, bytes: None }
+    /// An error where there is no memory for the pages.
+    pub(super) fn new(keeper: Arc<Keeper>, account: &Arc<ClientAccount>) -> Result<Settling> {
+        let held = account.reserve(Held::Sessions, kept::FIRST_BYTES)?;
+        Ok(Settling { keeper, is_changed: true, sequences: 0, is_worked_in: false, bytes: None, held })
     }
 
     pub(super) fn keeper(&self) -> &Arc<Keeper> {
@@ -118,7 +124,8 @@ impl Connection {
         let bytes = self.session_bytes(ended);
         if let Some(settling) = &mut self.settling {
             (settling.is_changed, settling.sequences, settling.is_worked_in) = (true, sequences, false);
-            settling.bytes = bytes;
+            let pages = bytes.as_ref().map_or(0, |bytes| kept::session_pages(bytes.len()));
+            settling.bytes = bytes.filter(|_| settling.held.resize(kept::FIRST_BYTES + pages).is_ok());
         }
     }
 }
