@@ -288,7 +288,7 @@ async fn a_session_at_a_reader_outlives_its_primary() {
     let plain = set_up(&first.url).await;
     let second = start(&cluster, "h2", "standby", &config, None);
     let reader = start(&cluster, "r1", "reader", &config, None);
-    until(&plain, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    until(&plain, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "2").await;
     let (idle, reading) = (routed(&first.url).await, routed(&first.url).await);
     until(&idle, WHERE_READ, "t").await;
     // Another one is primary by its will.
@@ -296,7 +296,7 @@ async fn a_session_at_a_reader_outlives_its_primary() {
     idle.batch_execute("INSERT INTO t VALUES (1, 'one')").await.unwrap();
     assert_eq!(one(&idle, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h2");
     until(&idle, WHERE_READ, "t").await;
-    until(&plain, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    until(&plain, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "2").await;
     // It is killed while one session is idle at the reader, and one reads.
     until(&reading, WHERE_READ, "t").await;
     reading.batch_execute("BEGIN READ ONLY").await.unwrap();
