@@ -334,7 +334,7 @@ impl Keeper {
         self.inner.lock().pages.store(at::GENERATION, ELSEWHERE);
     }
 
-    fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
 }
@@ -360,9 +360,14 @@ impl CommitWitness for Keeper {
         }
     }
 
-    fn committing(&self, id: u64) {
+    fn committing(&self, id: Option<u64>) {
         let keeping = &mut *self.inner.lock();
         let generation = keeping.generation;
+        let Some(id) = id else {
+            // Whoever comes to have the pages before the connection settles cannot ask what became of it.
+            keeping.commits = true;
+            return keeping.pages.store(at::DONE_ONCE, generation);
+        };
         if std::mem::replace(&mut keeping.commits, true) {
             // If this one is not committed, one before was.
             keeping.pages.store(at::DONE_ONCE, generation);
@@ -733,7 +738,7 @@ mod tests {
         kept.keeper.expect(4, b"bound", SessionForm::Bytes(b"two"), Block::Ended, false);
         kept.keeper.will_say("UPDATE 1");
         assert_eq!(kept.left().unwrap().transaction(), None);
-        kept.keeper.committing(7);
+        kept.keeper.committing(Some(7));
         assert_eq!(kept.left().unwrap().transaction(), Some(7));
         // As if it had not begun.
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"UPDATEsyncnext", b"")));
@@ -748,10 +753,15 @@ mod tests {
         kept.keeper.expect(0, b"", SessionForm::Unchanged, Block::Ended, false);
         kept.keeper.expect_rows(b"row");
         kept.keeper.will_say("DELETE 1");
-        kept.keeper.committing(8);
+        kept.keeper.committing(Some(8));
         assert_eq!(kept.go_on(true).unwrap().output, b"rowC\0\0\0\x0dDELETE 1\0Z\0\0\0\x05I");
+        // One that nobody asked an id of.
+        let other = Kept::new();
+        other.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
+        other.keeper.committing(None);
+        assert_eq!(other.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
         // A second one within one answer.
-        kept.keeper.committing(9);
+        kept.keeper.committing(Some(9));
         assert_eq!(kept.go_on(true).unwrap_err(), "its session was not kept".into());
         assert_eq!(kept.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
     }

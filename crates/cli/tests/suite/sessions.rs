@@ -376,7 +376,15 @@ async fn transactions_that_are_open_are_lost_and_their_clients_told() {
         );
         [slept, waited].map(|ended| code(&ended.unwrap_err()).to_owned())
     };
-    let (ended, ()) = tokio::join!(sleep, switch_over(&first.url, "h2"));
+    let switching = async {
+        // One that has not begun begins at the next primary.
+        let watching = connect(&first.url).await;
+        let running = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active'
+                       AND query IN ('SELECT pg_sleep(3600)', 'SELECT pg_advisory_lock(5)')";
+        until(&watching, running, "2").await;
+        switch_over(&first.url, "h2").await;
+    };
+    let (ended, ()) = tokio::join!(sleep, switching);
     assert_eq!(ended, ["40001", "40001"]);
     let error = async |client: &Client, sql: &str| code(&client.batch_execute(sql).await.unwrap_err()).to_owned();
     for client in [&reading, &writing, &blocking] {

@@ -344,8 +344,8 @@ pub trait CommitWitness: std::fmt::Debug + Send + Sync {
     /// What the client is told if the next commit succeeds: the statement's tag.
     fn will_say(&self, tag: &str);
 
-    /// The transaction with this id is about to be committed.
-    fn committing(&self, id: u64);
+    /// A transaction is about to be committed, which has this id where the witness is wanted.
+    fn committing(&self, id: Option<u64>);
 }
 
 /// What a session and its transactions tell one another: the id of the one that it is in, once a client has asked for it, and the last one's commit,
@@ -364,17 +364,18 @@ impl CurrentTransaction {
         let _ = self.witness.set(witness);
     }
 
-    /// Who is to be told of commits, if anybody is.
+    /// Who is told of commits, if anybody is.
     #[inline]
     pub fn witness(&self) -> Option<&dyn CommitWitness> {
-        self.witness.get().map(|witness| &**witness).filter(|witness| witness.is_wanted())
+        self.witness.get().map(|witness| &**witness)
     }
 
     /// A transaction that has something to commit does so next.
     pub(crate) fn committing(&self, database: &Database) -> Result<()> {
         let Some(witness) = self.witness() else { return Ok(()) };
         if !database.is_following() {
-            witness.committing(self.assign_id(database)?);
+            let id = witness.is_wanted().then(|| self.assign_id(database)).transpose()?;
+            witness.committing(id);
         }
         Ok(())
     }

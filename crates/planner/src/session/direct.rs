@@ -579,8 +579,10 @@ impl Session {
             Some(slot) => *slot.lock() = Some(transaction),
             None if program.writes() => {
                 if let Some(witness) = self.current.witness() {
-                    sink.committing();
-                    witness.will_say(&format!("{} {rows}", program.tag()));
+                    if witness.is_wanted() {
+                        sink.committing();
+                        witness.will_say(&format!("{} {rows}", program.tag()));
+                    }
                     transaction.set_current(self.current.clone());
                 }
                 if let Err(error) = self.commit_decided(transaction).await {

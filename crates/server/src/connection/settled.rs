@@ -100,7 +100,7 @@ impl Connection {
     /// A statement runs next that may commit, or all that was done in an implicit block is committed next.
     pub(super) fn expect_commit(&mut self, ending: Ending) {
         let Some(settling) = &self.settling else { return };
-        if ending == Ending::None {
+        if ending == Ending::None || !settling.keeper.is_wanted() {
             return settling.keeper.expect_nothing();
         }
         self.write_session(true);
