@@ -36,8 +36,8 @@ use texts::{abbreviate, ends_transaction, rows_loaded};
 use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{
-    CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, PortablePrepared, ResultColumn,
-    Session, Statement, TransactionStatus, plain_error,
+    CancelHandle, Datum, DirectDone, DirectStatement, Outcome, PortablePrepared, ResultColumn, Session, Statement,
+    TransactionStatus, plain_error,
 };
 use tokio::sync::watch;
 
