@@ -18,7 +18,7 @@
 //! * **An owner that dies takes its connections with it.** If it dies before it said "go", the other host lets go of what it has. If the other
 //!   host dies after that, nobody has the socket any more. Either way the kernel closes it, and the client sees the connection end.
 //! * **Nobody else ends it.** Standbys let go of their duplicates when a connection leaves the primary: so it outlives the primary, if that dies.
-//!   One that has not heard of it yet may still end it when it takes over; it never serves it.
+//!   One that has not heard of it finds in the connection's pages that it is elsewhere ([`crate::kept`]).
 //!
 //! A reader works on what came only once it shows the log up to where the primary had written it. So a session sees what it wrote, and never less than
 //! it saw before. If that takes too long, or the reader cannot go on with the session, the bytes go back as they are, and the primary does the
