@@ -49,7 +49,15 @@ impl Patience {
 pub(super) const TABLE: &str =
     "CREATE TABLE acknowledged (client INT NOT NULL, number BIGINT NOT NULL, PRIMARY KEY (client, number))";
 
-/// The first statement that was acknowledged on a connection.
+/// When a host was ended, and when it was certain that it did nothing any more: an answer after that is another host's. `None` of hosts that others
+/// run, which end the connections of theirs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub at: Instant,
+    pub over: Option<Instant>,
+}
+
+/// The first statement that was acknowledged on a connection, or since a host was ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct First {
     /// When the connection was begun.
@@ -75,6 +83,8 @@ struct Shared {
     patience: Patience,
     hosts: RwLock<Vec<String>>,
     is_over: AtomicBool,
+    /// When it was certain of the host that was ended last that it did nothing any more.
+    ended: RwLock<Option<Instant>>,
     /// By client.
     firsts: Vec<Mutex<Vec<First>>>,
 }
@@ -93,6 +103,7 @@ impl Clients {
             patience,
             hosts: RwLock::new(hosts),
             is_over: AtomicBool::new(false),
+            ended: RwLock::new(None),
             firsts: (0..count).map(|_| Mutex::new(Vec::new())).collect(),
         });
         let tasks = (0..count).map(|client| tokio::spawn(run(client, Arc::clone(&shared)))).collect();
@@ -104,13 +115,19 @@ impl Clients {
         *self.shared.hosts.write() = hosts;
     }
 
-    /// For each client the time from `kill` to the first acknowledgement of a statement that it began afterwards, on a
-    /// connection that it began afterwards. A connection from before, and so its host, can be the killed one.
-    pub fn resumed_after(&self, kill: Instant) -> Vec<Option<Duration>> {
+    pub fn host_ended(&self, ended: Ended) {
+        *self.shared.ended.write() = ended.over;
+    }
+
+    /// For each client the time from the end of a host to the first acknowledgement of a statement that it began afterwards at another one: on
+    /// a connection that it began afterwards, or once the host did nothing any more, as connections go on at another.
+    pub fn resumed_after(&self, ended: Ended) -> Vec<Option<Duration>> {
+        let is_elsewhere = |first: &First| {
+            first.connected >= ended.at && first.begun >= ended.at || ended.over.is_some_and(|over| first.begun >= over)
+        };
         let after = |firsts: &Mutex<Vec<First>>| {
             let firsts = firsts.lock();
-            let later = firsts.iter().filter(|first| first.connected >= kill && first.begun >= kill);
-            later.map(|first| first.acknowledged - kill).min()
+            firsts.iter().filter(|first| is_elsewhere(first)).map(|first| first.acknowledged - ended.at).min()
         };
         self.shared.firsts.iter().map(after).collect()
     }
@@ -178,6 +195,7 @@ fn no_answer() -> Error {
 async fn run(number: usize, shared: Arc<Shared>) -> Written {
     let mut written = Written::default();
     let (mut next, mut silent): (i64, Silent) = (0, None);
+    let mut seen: Option<Instant> = None;
     while let Some(connection) = connect(&shared, &silent, &mut written.failed).await {
         let Connected { mut client, host, begun: connected } = connection;
         let mut is_first = true;
@@ -212,8 +230,11 @@ async fn run(number: usize, shared: Arc<Shared>) -> Written {
                 break;
             }
             written.acknowledged.insert(next);
-            if is_first {
+            let ended = *shared.ended.read();
+            let is_after = ended != seen && ended.is_some_and(|ended| begun >= ended);
+            if is_first || is_after {
                 is_first = false;
+                seen = if is_after { ended } else { seen };
                 let first = First { connected, begun, acknowledged: Instant::now() };
                 shared.firsts[number].lock().push(first);
             }

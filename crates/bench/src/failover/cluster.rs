@@ -1,5 +1,6 @@
 //! Hosts that can be killed: of a pool that this program makes, or of a cluster that others run.
 
+use super::clients::Ended;
 use crate::client::{Client, Login};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -23,6 +24,12 @@ pub enum Signal {
     /// SIGSTOP, and SIGCONT within the time after which hosts would take it for dead: nothing may come of it
     Pause,
 }
+
+/// The flag of a thread that has begun to end, in the kernel's numbers.
+const EXITING: u64 = 0x4;
+
+/// Between two looks whether a host does anything.
+const LOOK: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(super) enum Cluster {
@@ -104,6 +111,22 @@ async fn shell(command: &str, host: &str) -> Result<()> {
 
 impl PoolHost {
     /// `signal`: as `kill` names it.
+    /// Waits until no thread of it runs code of its program: when that was.
+    async fn does_nothing(&self) -> Instant {
+        let threads = format!("/proc/{}/task", self.process.id().unwrap_or_default());
+        let runs = |thread: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            let mut rest = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+            // Its state is behind its name, and five numbers later its flags.
+            let (state, flags) = (rest.next(), rest.nth(5).and_then(|flags| flags.parse::<u64>().ok()));
+            flags.is_some_and(|flags| flags & EXITING == 0) && !matches!(state, Some("T" | "t" | "Z" | "X"))
+        };
+        while std::fs::read_dir(&threads).is_ok_and(|threads| threads.flatten().any(runs)) {
+            tokio::time::sleep(LOOK).await;
+        }
+        Instant::now()
+    }
+
     async fn signal(&self, signal: &str) -> Result<()> {
         let id = self.process.id().unwrap_or_default().to_string();
         let status = Command::new("kill").args([signal, &id]).status().await;
@@ -181,7 +204,7 @@ impl PoolHosts {
         std::fs::remove_file(&socket).map_err(|error| Error::io(format!("remove \"{socket}\""), &error))
     }
 
-    async fn end(&mut self, address: &str) -> Result<Instant> {
+    async fn end(&mut self, address: &str) -> Result<Ended> {
         let signal = self.setup.signal;
         let host = self.hosts.iter_mut().find(|host| host.address == address);
         let host = host.ok_or_else(|| Error::internal(format!("no host is at {address}")))?;
@@ -190,11 +213,12 @@ impl PoolHosts {
             Signal::Kill => {
                 let at = Instant::now();
                 host.process.start_kill().map_err(failed)?;
-                Ok(at)
+                Ok(Ended { at, over: Some(host.does_nothing().await) })
             }
             Signal::Stop | Signal::Pause => {
                 host.signal("-STOP").await?;
-                Ok(Instant::now())
+                let at = Instant::now();
+                Ok(Ended { at, over: Some(host.does_nothing().await) })
             }
         }
     }
@@ -273,13 +297,13 @@ impl Cluster {
     }
 
     /// When the host at an address was ended.
-    pub async fn end(&mut self, address: &str) -> Result<Instant> {
+    pub async fn end(&mut self, address: &str) -> Result<Ended> {
         match self {
             Cluster::Pool(hosts) => hosts.end(address).await,
             Cluster::Others(hosts) => {
                 let at = Instant::now();
                 shell(&hosts.kill, address).await?;
-                Ok(at)
+                Ok(Ended { at, over: None })
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Clients insert rows one after the other into a database that two hosts have. Again and again the host that takes writes is
 //! killed, or stopped, and another follows in its place. Of each client and kill: the time to the first acknowledgement of
-//! a statement that it began afterwards, on a connection that it began afterwards. At the end what is there is held
+//! a statement that it began afterwards, at another host. At the end what is there is held
 //! against what was acknowledged. The hosts are this program over a pool, or those of a cluster that others run.
 
 mod clients;
@@ -200,6 +200,7 @@ async fn measure(args: &BenchArgs, mut cluster: Cluster, login: &Login, connecti
             make_index(&primary, login).await?;
         }
         let at = cluster.end(&primary).await?;
+        clients.host_ended(at);
         until(|| clients.resumed_after(at).iter().all(Option::is_some), "a client did not go on").await?;
         let resumed = clients.resumed_after(at).into_iter().flatten();
         let mut times: Vec<f64> = resumed.map(|time| time.as_secs_f64() * 1e3).collect();
