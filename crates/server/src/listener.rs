@@ -32,6 +32,9 @@ const STRANGERS_MAX: usize = 256;
 /// Descriptors that are not for clients: of files, of the log, of what listens.
 const OTHER_DESCRIPTORS: usize = 128;
 
+/// Of a connection that other hosts have, too: its socket, a duplicate of that, and its pages.
+const SHARED_DESCRIPTORS: usize = 3;
+
 /// How long a host that was taken over from may be alive before listeners that it has, too, are shut down and made anew. It is
 /// ended meanwhile, where it can be.
 const PREDECESSOR_WAIT: Duration = Duration::from_secs(1);
@@ -309,7 +312,11 @@ impl Server {
 fn strangers_max(service: &Service) -> usize {
     let Some(descriptors) = service.options.descriptors_max else { return STRANGERS_MAX };
     let wanted = service.options.connections_max + STRANGERS_MAX;
-    let there = descriptors.saturating_sub(OTHER_DESCRIPTORS);
+    let each = match service.planner.database().role() {
+        HostRole::Alone => 1,
+        _ => SHARED_DESCRIPTORS,
+    };
+    let there = descriptors.saturating_sub(OTHER_DESCRIPTORS) / each;
     if there < wanted {
         tracing::warn!("this process may open {descriptors} files, which is too few for {wanted} connections");
     }
