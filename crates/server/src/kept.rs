@@ -798,6 +798,7 @@ mod tests {
         assert_eq!(read(&kept).unwrap().go_on(false), Ok(going_on(b"one", b"asked", b"")));
         kept.keeper.inner.lock().pages.store(at::CALLING, 1);
         assert_eq!(read(&kept).unwrap_err(), "it was within a call".into());
+        kept.keeper.inner.lock().pages.store(at::CALLING, 0);
         let words = [at::MAGIC, record_at(1) + 24, record_at(1) + 32, record_at(1) + 40];
         for word in words {
             let before = kept.keeper.inner.lock().pages.load(word);
