@@ -106,8 +106,8 @@ pub use plain::error as plain_error;
 pub use plan_cache::PlanCounts;
 pub use planner::Planner;
 pub use portable::{
-    PortableBlockState, PortableKey, PortableLock, PortablePrepared, PortableSession, PortableStatement, PortableTls,
-    PortableTraffic,
+    PortableBlock, PortableBlockState, PortableKey, PortableLock, PortablePrepared, PortableSession, PortableStatement,
+    PortableTls, PortableTraffic,
 };
 pub use queries::{QueryInfo, QueryState};
 pub use session::{

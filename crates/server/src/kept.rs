@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use tidepool_database::CommitWitness;
-use tidepool_planner::TransactionStatus;
+use tidepool_planner::{PortableBlock, PortableBlockState, TransactionStatus};
 use tidepool_pool::pages::Pages;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -117,39 +117,88 @@ struct Record {
     block: Block,
 }
 
-/// What becomes of the transaction block that the session is written down with.
+/// The transaction block that the client is in, which changes more often than the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// As it is there.
+    /// It is in none.
     #[default]
-    AsWritten,
-    /// Something was done in it since.
-    Lost,
-    /// It has ended since.
-    Ended,
+    None,
+    Some(BlockForm),
+}
+
+/// As [`PortableBlock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockForm {
+    state: PortableBlockState,
+    start_us: i64,
+    /// Among [`ISOLATIONS`].
+    isolation: u8,
+    is_read_only: bool,
+    is_deferrable: bool,
+}
+
+const ISOLATIONS: [&str; 4] = ["read uncommitted", "read committed", "repeatable read", "serializable"];
+
+impl Block {
+    /// `None` for a level that is not known here.
+    pub(crate) fn of(block: Option<&PortableBlock>) -> Option<Block> {
+        let Some(block) = block else { return Some(Block::None) };
+        let isolation = ISOLATIONS.iter().position(|level| *level == block.isolation)? as u8;
+        let &PortableBlock { state, start_us, is_read_only, is_deferrable, .. } = block;
+        Some(Block::Some(BlockForm { state, start_us, isolation, is_read_only, is_deferrable }))
+    }
+
+    pub(crate) fn to_portable(self) -> Option<PortableBlock> {
+        let Block::Some(BlockForm { state, start_us, isolation, is_read_only, is_deferrable }) = self else {
+            return None;
+        };
+        let isolation = ISOLATIONS[usize::from(isolation) % ISOLATIONS.len()].to_owned();
+        Some(PortableBlock { state, start_us, isolation, is_read_only, is_deferrable })
+    }
+
+    fn to_words(self) -> [u64; 2] {
+        let Block::Some(form) = self else { return [0, 0] };
+        let state = match form.state {
+            PortableBlockState::Begun => 1,
+            PortableBlockState::Failed => 2,
+            PortableBlockState::Lost => 3,
+        };
+        let modes = u64::from(form.is_read_only) << 16 | u64::from(form.is_deferrable) << 17;
+        [state | u64::from(form.isolation) << 8 | modes, form.start_us.cast_unsigned()]
+    }
+
+    fn of_words([word, start]: [u64; 2]) -> Option<Block> {
+        let state = match word & 0xff {
+            0 if word == 0 => return Some(Block::None),
+            1 => PortableBlockState::Begun,
+            2 => PortableBlockState::Failed,
+            3 => PortableBlockState::Lost,
+            _ => return None,
+        };
+        let isolation = (word >> 8 & 0xff) as u8;
+        let is_known = usize::from(isolation) < ISOLATIONS.len() && word >> 18 == 0;
+        is_known.then_some(Block::Some(BlockForm {
+            state,
+            start_us: start.cast_signed(),
+            isolation,
+            is_read_only: word >> 16 & 1 == 1,
+            is_deferrable: word >> 17 & 1 == 1,
+        }))
+    }
 }
 
 impl Record {
-    fn to_words(self) -> [u64; 6] {
-        let block = match self.block {
-            Block::AsWritten => 0,
-            Block::Lost => 1,
-            Block::Ended => 2,
-        };
-        [self.input, self.output, self.answer, self.session, self.session_bytes, block]
+    fn to_words(self) -> [u64; 7] {
+        let [block, start] = self.block.to_words();
+        [self.input, self.output, self.answer, self.session, self.session_bytes, block, start]
     }
 
-    fn of_words(words: [u64; 6]) -> Option<Record> {
-        let [input, output, answer, session, session_bytes, block] = words;
-        let block = match block {
-            0 => Block::AsWritten,
-            1 => Block::Lost,
-            2 => Block::Ended,
-            _ => return None,
-        };
+    fn of_words(words: [u64; 7]) -> Option<Record> {
+        let [input, output, answer, session, session_bytes, block, start] = words;
+        let block = Block::of_words([block, start])?;
         let fits = |bytes: u64, max: usize| bytes == NOTHING || bytes <= max as u64;
-        (session < SESSIONS as u64 && fits(answer, ANSWER_BYTES) && fits(session_bytes, SESSION_BYTES))
-            .then_some(Record { input, output, answer, session, session_bytes, block })
+        let is_sound = session < SESSIONS as u64 && fits(answer, ANSWER_BYTES) && fits(session_bytes, SESSION_BYTES);
+        is_sound.then_some(Record { input, output, answer, session, session_bytes, block })
     }
 }
 
@@ -195,6 +244,8 @@ struct Expected {
     bytes: usize,
     /// The statement's tag is missing, and then that the connection is ready.
     lacks_tag: bool,
+    /// What the session knows of sequences, as it is written down.
+    sequences: u64,
     is_known: bool,
 }
 
@@ -277,7 +328,7 @@ impl Keeper {
 
     /// A statement runs next whose transaction may be committed, and then the client has `output` of what is not sent yet, and the statement's tag
     /// and that the connection is ready behind it, but for the tag where it `has_tag` already. `left`: what is not worked on, then.
-    pub(crate) fn expect(&self, left: usize, output: &[u8], form: SessionForm<'_>, block: Block, has_tag: bool) {
+    pub(crate) fn expect(&self, left: usize, output: &[u8], form: SessionForm<'_>, has_tag: bool, sequences: u64) {
         let keeping = &mut *self.inner.lock();
         keeping.write_session(form);
         let (session, session_bytes) = keeping.session;
@@ -292,10 +343,11 @@ impl Keeper {
                 answer: NOTHING,
                 session,
                 session_bytes,
-                block,
+                block: Block::None,
             },
             bytes: output.len(),
             lacks_tag: !has_tag,
+            sequences,
             is_known,
         });
     }
@@ -344,9 +396,11 @@ impl CommitWitness for Keeper {
         Keeper::is_wanted(self)
     }
 
-    fn will_say(&self, tag: &str) {
+    fn will_say(&self, tag: &str, sequences: u64) {
         let keeping = &mut *self.inner.lock();
         let Some(expected) = &mut keeping.expected else { return };
+        // What `currval` answers then is not written down.
+        expected.is_known &= expected.sequences == sequences;
         if !std::mem::take(&mut expected.lacks_tag) || !expected.is_known {
             return;
         }
@@ -662,7 +716,7 @@ mod tests {
         }
 
         fn settle(&self, left: &[u8], output: &[u8]) {
-            self.keeper.settle(left, output, SessionForm::Unchanged, Block::AsWritten);
+            self.keeper.settle(left, output, SessionForm::Unchanged, Block::None);
         }
 
         /// As a process finds it that comes then. The connection goes on all the same.
@@ -685,14 +739,14 @@ mod tests {
 
     fn going_on(session: &[u8], input: &[u8], output: &[u8]) -> GoingOn {
         let (session, input, output) = (session.to_vec(), input.to_vec(), output.to_vec());
-        GoingOn { session, block: Block::AsWritten, input, output, fails: false }
+        GoingOn { session, block: Block::None, input, output, fails: false }
     }
 
     #[tokio::test]
     async fn an_answer_is_sent_to_its_end_and_what_was_asked_is_there() {
         let mut kept = Kept::new();
         assert_eq!(kept.go_on(false).unwrap_err(), "it was not ready yet".into());
-        kept.keeper.settle(b"", b"welcome", SessionForm::Bytes(b"one"), Block::AsWritten);
+        kept.keeper.settle(b"", b"welcome", SessionForm::Bytes(b"one"), Block::None);
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"welcome")));
         kept.send(b"welc").await;
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"ome")));
@@ -702,8 +756,17 @@ mod tests {
         kept.ask(b"second").await;
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"firstsecond", b"")));
         // The second was only read.
-        kept.keeper.settle(b"second", b"answer", SessionForm::Bytes(b"two"), Block::Lost);
-        let lost = GoingOn { block: Block::Lost, ..going_on(b"two", b"second", b"answer") };
+        let block = PortableBlock {
+            state: PortableBlockState::Lost,
+            start_us: -5,
+            isolation: "serializable".to_owned(),
+            is_read_only: false,
+            is_deferrable: true,
+        };
+        let in_block = Block::of(Some(&block)).unwrap();
+        assert_eq!(in_block.to_portable(), Some(block));
+        kept.keeper.settle(b"second", b"answer", SessionForm::Bytes(b"two"), in_block);
+        let lost = GoingOn { block: in_block, ..going_on(b"two", b"second", b"answer") };
         assert_eq!(kept.go_on(false), Ok(lost));
         kept.send(b"answer").await;
         // Nobody knows where an answer that is not kept was broken off.
@@ -717,7 +780,7 @@ mod tests {
     #[tokio::test]
     async fn what_runs_is_not_done_twice() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
         kept.ask(b"plan").await;
         kept.keeper.begins();
         assert!(kept.go_on(false).unwrap().fails);
@@ -733,31 +796,36 @@ mod tests {
     #[tokio::test]
     async fn a_commit_is_answered_by_what_became_of_it() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
         kept.ask(b"UPDATEsyncnext").await;
-        kept.keeper.expect(4, b"bound", SessionForm::Bytes(b"two"), Block::Ended, false);
-        kept.keeper.will_say("UPDATE 1");
+        kept.keeper.expect(4, b"bound", SessionForm::Bytes(b"two"), false, 3);
+        kept.keeper.will_say("UPDATE 1", 3);
         assert_eq!(kept.left().unwrap().transaction(), None);
         kept.keeper.committing(Some(7));
         assert_eq!(kept.left().unwrap().transaction(), Some(7));
         // As if it had not begun.
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"UPDATEsyncnext", b"")));
         let answer = b"boundC\0\0\0\x0dUPDATE 1\0Z\0\0\0\x05I";
-        let committed = GoingOn { block: Block::Ended, ..going_on(b"two", b"next", answer) };
-        assert_eq!(kept.go_on(true), Ok(committed));
+        assert_eq!(kept.go_on(true), Ok(going_on(b"two", b"next", answer)));
         kept.settle(b"next", answer);
         assert_eq!(kept.left().unwrap().transaction(), None);
         assert_eq!(kept.go_on(false), Ok(going_on(b"two", b"next", answer)));
         kept.send(answer).await;
         // Of one whose rows are given back as they come, the answer is not known before.
-        kept.keeper.expect(0, b"", SessionForm::Unchanged, Block::Ended, false);
+        kept.keeper.expect(0, b"", SessionForm::Unchanged, false, 3);
         kept.keeper.expect_rows(b"row");
-        kept.keeper.will_say("DELETE 1");
+        kept.keeper.will_say("DELETE 1", 3);
         kept.keeper.committing(Some(8));
         assert_eq!(kept.go_on(true).unwrap().output, b"rowC\0\0\0\x0dDELETE 1\0Z\0\0\0\x05I");
+        // What it drew of a sequence meanwhile is not known.
+        kept.settle(b"", b"");
+        kept.keeper.expect(0, b"", SessionForm::Unchanged, false, 3);
+        kept.keeper.will_say("INSERT 0 1", 4);
+        kept.keeper.committing(Some(8));
+        assert_eq!(kept.go_on(true).unwrap_err(), "its session was not kept".into());
         // One that nobody asked an id of.
         let other = Kept::new();
-        other.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
+        other.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
         other.keeper.committing(None);
         assert_eq!(other.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
         // A second one within one answer.
@@ -769,9 +837,9 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_fit_is_not_guessed() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES + 1]), Block::AsWritten);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES + 1]), Block::None);
         assert_eq!(kept.go_on(false).unwrap_err(), "its session was not kept".into());
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES]), Block::AsWritten);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES]), Block::None);
         assert_eq!(kept.go_on(false).unwrap().session.len(), SESSION_BYTES);
         kept.ask(&vec![2; JOURNAL_BYTES]).await;
         assert_eq!(kept.go_on(false).unwrap().input, vec![2; JOURNAL_BYTES]);
@@ -791,7 +859,7 @@ mod tests {
     #[tokio::test]
     async fn damage_and_a_call_that_did_not_end_are_errors() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::AsWritten);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
         // As of a socket that the kernel does not count.
         let read = |kept: &Kept| kept.taken(None);
         kept.ask(b"asked").await;

@@ -2,7 +2,7 @@
 //! died ([`crate::kept`]).
 
 use crate::incoming::{positions, shut_down};
-use crate::kept::{Block, GoingOn, Left, Reason};
+use crate::kept::{GoingOn, Left, Reason};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -154,12 +154,7 @@ fn going_on(
     let mut portable =
         PortableSession::from_bytes(&session).map_err(|_| Reason::Because("its session cannot be read"))?;
     portable.input = input;
-    match (block, &mut portable.block) {
-        (Block::AsWritten, _) => {}
-        (Block::Lost, Some(own)) => own.state = PortableBlockState::Lost,
-        (Block::Lost, None) => return Err("its session was not kept".into()),
-        (Block::Ended, own) => *own = None,
-    }
+    portable.block = block.to_portable();
     // What is lost says so itself, as the statement has it: COMMIT ends it.
     let is_lost = portable.block.as_ref().is_some_and(|block| block.state == PortableBlockState::Lost);
     Ok((portable, Beginning { output, fails: fails && !is_lost }))

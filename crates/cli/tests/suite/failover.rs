@@ -401,6 +401,7 @@ async fn a_host_that_returns_as_a_standby_has_its_address_again() {
     writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
     let url = first.url.clone();
     let next = connect(&second.url).await;
+    until(&next, "SELECT count(*) FROM pg_class WHERE relname = 't'", "1").await;
     until(&next, "SELECT count(*) FROM t", "1").await;
     first.signal(libc::SIGKILL);
     first.wait();

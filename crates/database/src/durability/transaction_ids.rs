@@ -341,8 +341,9 @@ pub trait CommitWitness: std::fmt::Debug + Send + Sync {
     /// Whether there is anybody who would go on with the session.
     fn is_wanted(&self) -> bool;
 
-    /// What the client is told if the next commit succeeds: the statement's tag.
-    fn will_say(&self, tag: &str);
+    /// What the client is told if the next commit succeeds: the statement's tag. `sequences`: rises whenever what the session knows of sequences
+    /// may have changed.
+    fn will_say(&self, tag: &str, sequences: u64);
 
     /// A transaction is about to be committed, which has this id where the witness is wanted.
     fn committing(&self, id: Option<u64>);

@@ -581,7 +581,7 @@ impl Session {
                 if let Some(witness) = self.current.witness() {
                     if witness.is_wanted() {
                         sink.committing();
-                        witness.will_say(&format!("{} {rows}", program.tag()));
+                        witness.will_say(&format!("{} {rows}", program.tag()), self.sequences_revision());
                     }
                     transaction.set_current(self.current.clone());
                 }
@@ -646,7 +646,8 @@ impl Session {
                         if let Some(witness) = current.as_ref().and_then(|current| current.witness())
                             && program.columns.is_none()
                         {
-                            witness.will_say(&format!("{} {rows}", program.tag()));
+                            let sequences = context.sequences.lock().revision();
+                            witness.will_say(&format!("{} {rows}", program.tag()), sequences);
                         }
                         transaction.try_commit().map(|_| Some((rows, told)))
                     }

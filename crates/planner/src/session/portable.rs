@@ -33,8 +33,7 @@ impl Session {
 
     /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings of its own, of which some stay.
     pub fn to_portable_committed(&mut self) -> Option<PortableSession> {
-        let is_as_before = self.block.as_ref().is_none_or(Block::leaves_settings);
-        if is_as_before { self.portable_with(None) } else { None }
+        if self.block_leaves_settings() { self.portable_with(None) } else { None }
     }
 
     fn portable_with(&mut self, block: Option<PortableBlock>) -> Option<PortableSession> {

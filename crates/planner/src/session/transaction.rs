@@ -64,19 +64,23 @@ impl Block {
         if !self.explicit {
             return None;
         }
+        Some(self.portable_if(self.is_untouched(settings), settings))
+    }
+
+    fn portable_if(&self, is_untouched: bool, settings: &Settings) -> PortableBlock {
         let state = match self.failed.load(Ordering::Acquire) {
             true if self.lost.load(Ordering::Acquire) => PortableBlockState::Lost,
             true => PortableBlockState::Failed,
-            false if self.is_untouched(settings) => PortableBlockState::Begun,
+            false if is_untouched => PortableBlockState::Begun,
             false => PortableBlockState::Lost,
         };
-        Some(PortableBlock {
+        PortableBlock {
             state,
             start_us: self.start.timestamp_micros(),
             isolation: settings.isolation().to_owned(),
             is_read_only: self.read_only,
             is_deferrable: settings.is_deferrable(),
-        })
+        }
     }
 
     /// Nothing was done since it began.
@@ -118,6 +122,17 @@ impl Session {
             block.failed.store(portable.state != PortableBlockState::Begun, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// The transaction block that the client is in, as another process goes on with it. `is_untouched`: nothing was done in it.
+    pub fn portable_block(&self, is_untouched: bool) -> Option<PortableBlock> {
+        let block = self.block.as_ref().filter(|block| block.explicit)?;
+        Some(block.portable_if(is_untouched, &self.settings))
+    }
+
+    /// Whether the session's settings are as they are without the transaction that it is in.
+    pub fn block_leaves_settings(&self) -> bool {
+        self.block.as_ref().is_none_or(Block::leaves_settings)
     }
 
     /// The error of a transaction that was lost, once, if its client has not been told.
@@ -239,7 +254,7 @@ impl Session {
 
     fn will_say(&self, tag: &str) {
         if let Some(witness) = self.current.witness() {
-            witness.will_say(tag);
+            witness.will_say(tag, self.sequences_revision());
         }
     }
 

@@ -147,6 +147,11 @@ impl Statement {
         }
     }
 
+    /// Whether it begins or ends a transaction block, and leaves the session else as it was.
+    pub fn is_block_control(&self) -> bool {
+        matches!(self.command(), Command::Begin { .. } | Command::Commit { .. } | Command::Rollback { .. })
+    }
+
     /// Whether a transaction may be committed with it, and its answer is then no more than its tag. `in_block`: the session is in a transaction block.
     pub fn commits_with_tag(&self, in_block: bool) -> bool {
         match self.command() {

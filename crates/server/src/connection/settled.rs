@@ -17,7 +17,7 @@ pub(super) struct Settling {
     /// Something was done since the session was written down that may be another one by it.
     is_changed: bool,
     sequences: u64,
-    /// Something was done in the transaction block since the session was written down.
+    /// Something was done in the transaction that is open.
     is_worked_in: bool,
     /// The session's, as they were written last.
     bytes: Option<Vec<u8>>,
@@ -63,7 +63,8 @@ impl Connection {
     #[inline]
     pub(super) fn worked_in_block(&mut self) {
         if let Some(settling) = &mut self.settling {
-            settling.is_worked_in |= self.session.transaction_status() != TransactionStatus::Idle;
+            settling.is_worked_in |=
+                self.implicit_block || self.session.transaction_status() != TransactionStatus::Idle;
         }
     }
 
@@ -71,8 +72,12 @@ impl Connection {
     pub(super) fn settle(&mut self) {
         self.write_session(false);
         let Some(settling) = &mut self.settling else { return };
-        let block = if settling.is_worked_in { Block::Lost } else { Block::AsWritten };
-        let form = form(&settling.bytes, &mut settling.is_changed);
+        let block = self.session.portable_block(!settling.is_worked_in);
+        settling.is_worked_in &= block.is_some();
+        let (form, block) = match Block::of(block.as_ref()) {
+            Some(block) => (form(&settling.bytes, &mut settling.is_changed), block),
+            None => (SessionForm::Unknown, Block::None),
+        };
         settling.keeper.settle(&self.wire.input, &self.wire.output, form, block);
     }
 
@@ -86,15 +91,26 @@ impl Connection {
 
     /// A statement runs next by a plan.
     pub(super) fn executes(&mut self, statement: &Statement, ending: Ending) {
+        let in_block = self.session.transaction_status() != TransactionStatus::Idle;
         let Some(settling) = &mut self.settling else { return };
-        settling.is_changed = true;
+        match statement.is_block_control() {
+            // What it was set within the block is the session's from now on, or is not any more.
+            true => settling.is_changed |= !self.session.block_leaves_settings(),
+            false => {
+                settling.is_changed = true;
+                settling.is_worked_in |= in_block || self.implicit_block;
+            }
+        }
         match statement.unfinished() {
             Unfinished::BeginsAnew => {}
             Unfinished::Fails => settling.keeper.begins(),
             Unfinished::IsUnknown => settling.keeper.runs_once(),
         }
-        let in_block = self.session.transaction_status() != TransactionStatus::Idle;
         self.expect_commit(if statement.commits_with_tag(in_block) { ending } else { Ending::None });
+        // By functions that it calls, whatever was written down before.
+        if !statement.is_block_control() {
+            self.session_changes();
+        }
     }
 
     /// A statement runs next that may commit, or all that was done in an implicit block is committed next.
@@ -108,7 +124,10 @@ impl Connection {
         let done = if ending == Ending::Synced { SYNC_BYTES } else { 0 };
         let left = self.wire.input.len().saturating_sub(done);
         let form = form(&settling.bytes, &mut settling.is_changed);
-        settling.keeper.expect(left, &self.wire.output, form, Block::Ended, ending == Ending::Ready);
+        let sequences = settling.sequences;
+        settling.keeper.expect(left, &self.wire.output, form, ending == Ending::Ready, sequences);
+        // It may be known once the transaction has ended.
+        settling.is_changed = settling.bytes.is_none();
     }
 
     /// Writes the session down anew, if it may have changed.
@@ -123,7 +142,7 @@ impl Connection {
         }
         let bytes = self.session_bytes(ended);
         if let Some(settling) = &mut self.settling {
-            (settling.is_changed, settling.sequences, settling.is_worked_in) = (true, sequences, false);
+            (settling.is_changed, settling.sequences) = (true, sequences);
             let pages = bytes.as_ref().map_or(0, |bytes| kept::session_pages(bytes.len()));
             settling.bytes = bytes.filter(|_| settling.held.resize(kept::FIRST_BYTES + pages).is_ok());
         }
