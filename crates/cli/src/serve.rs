@@ -176,7 +176,13 @@ fn end_when_fenced(database: &Arc<Database>) {
         }
         let database = of_watch.clone();
         let spawned = std::thread::Builder::new().name("fenced".to_owned()).spawn(move || {
+            // A signal that this process takes now would be lost to the one that comes after it.
+            end_on_signal();
             std::thread::sleep(FENCED_GRACE);
+            if role == HostRole::Fenced && IS_STOPPING.load(Ordering::Acquire) {
+                tracing::info!("stopped");
+                std::process::exit(0);
+            }
             let (mut left, mut name) = (None, None);
             if let Some(database) = database.upgrade() {
                 database.announce_end();
@@ -204,6 +210,17 @@ fn end_when_fenced(database: &Arc<Database>) {
 
 /// The name of this host of the pool. A flag goes before it.
 pub const NAME_VARIABLE: &str = "TIDEPOOL_POOL_NAME";
+
+/// A signal asked the process to stop.
+static IS_STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// From now on a signal that asks the process to stop ends it.
+fn end_on_signal() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: a plain call; the default action runs no code of this program.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
 
 /// Set before the server hands its term in.
 static IS_CLOSING: AtomicBool = AtomicBool::new(false);
@@ -265,6 +282,7 @@ fn stop_on_signal(handle: ShutdownHandle) -> Result<()> {
             }
         };
         next().await;
+        IS_STOPPING.store(true, Ordering::Release);
         tracing::info!("asked to stop; a second signal stops at once");
         handle.stop();
         next().await;
