@@ -49,6 +49,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TPKEPT01");
 /// A length that says that there is nothing.
 const NOTHING: u64 = u64::MAX;
 
+/// Where the bytes of a socket are counted from that the kernel does not count. Some of them may have been read before, by another process.
+const FIRST_POSITION: u64 = 1 << 32;
+
 /// Instead of a generation: another process goes on with the connection.
 const ELSEWHERE: u64 = u64::MAX;
 
@@ -290,7 +293,8 @@ impl Keeper {
     /// Counts from here on, where the socket's connection goes on.
     fn begin(&self, positions: Option<Positions>) {
         let mut keeping = self.inner.lock();
-        let Positions { consumed, written } = positions.unwrap_or_default();
+        let own = Positions { consumed: FIRST_POSITION, written: FIRST_POSITION };
+        let Positions { consumed, written } = positions.unwrap_or(own);
         (keeping.received, keeping.sent) = (consumed, written);
         keeping.pages.store(at::RECEIVED, consumed);
         keeping.pages.store(at::SENT, written);
@@ -775,6 +779,15 @@ mod tests {
         // Nothing that was written before shows through.
         kept.settle(b"", b"");
         assert_eq!(kept.go_on(false), Ok(going_on(b"two", b"", b"")));
+    }
+
+    #[tokio::test]
+    async fn what_another_process_had_read_is_there_whoever_counts() {
+        let mut kept = Kept::new();
+        kept.keeper.begin(None);
+        kept.keeper.settle(b"read before", b"", SessionForm::Bytes(b"one"), Block::None);
+        kept.ask(b" and since").await;
+        assert_eq!(kept.taken(None).unwrap().go_on(false).unwrap().input, b"read before and since");
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use tokio_postgres::{Client, Error};
 
 const STREAMING: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
 
-/// A standby of the cluster, at the address that all of its servers are given.
+/// A server of the cluster, at the address that all of its servers are given.
 fn start(cluster: &Cluster, name: &str, address: &str, config: &str) -> Serving {
     let mut command = tidepool();
     command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(cluster.folder.path())]);
