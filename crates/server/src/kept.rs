@@ -206,10 +206,10 @@ impl Record {
 }
 
 /// The session, as a connection settles.
-pub(crate) enum SessionForm<'a> {
+pub(crate) enum SessionForm {
     /// As it was written down last.
     Unchanged,
-    Bytes(&'a [u8]),
+    Bytes(Vec<u8>),
     /// It cannot go over now.
     Unknown,
 }
@@ -302,7 +302,7 @@ impl Keeper {
 
     /// The connection has answered all that it was asked. `left`: what it read and did not work on; `output`: of its answers, what is
     /// not sent yet.
-    pub(crate) fn settle(&self, left: &[u8], output: &[u8], form: SessionForm<'_>, block: Block) {
+    pub(crate) fn settle(&self, left: &[u8], output: &[u8], form: SessionForm, block: Block) {
         let keeping = &mut *self.inner.lock();
         keeping.write_session(form);
         let next = keeping.generation + 1;
@@ -332,7 +332,7 @@ impl Keeper {
 
     /// A statement runs next whose transaction may be committed, and then the client has `output` of what is not sent yet, and the statement's tag
     /// and that the connection is ready behind it, but for the tag where it `has_tag` already. `left`: what is not worked on, then.
-    pub(crate) fn expect(&self, left: usize, output: &[u8], form: SessionForm<'_>, has_tag: bool, sequences: u64) {
+    pub(crate) fn expect(&self, left: usize, output: &[u8], form: SessionForm, has_tag: bool, sequences: u64) {
         let keeping = &mut *self.inner.lock();
         keeping.write_session(form);
         let (session, session_bytes) = keeping.session;
@@ -464,7 +464,7 @@ impl Keeping {
     }
 
     /// Where neither the generation in force nor a commit has its session.
-    fn write_session(&mut self, form: SessionForm<'_>) {
+    fn write_session(&mut self, form: SessionForm) {
         match form {
             SessionForm::Unchanged => {}
             SessionForm::Bytes(bytes) if bytes.len() <= SESSION_BYTES => {
@@ -473,7 +473,7 @@ impl Keeping {
                     *number != self.record.session && Some(*number) != committing && *number != self.session.0
                 };
                 let number = (0..SESSIONS as u64).find(is_free).unwrap_or((self.record.session + 1) % SESSIONS as u64);
-                self.write(session(number), bytes);
+                self.write(session(number), &bytes);
                 self.session = (number, bytes.len() as u64);
             }
             SessionForm::Bytes(_) | SessionForm::Unknown => self.session.1 = NOTHING,
@@ -750,7 +750,7 @@ mod tests {
     async fn an_answer_is_sent_to_its_end_and_what_was_asked_is_there() {
         let mut kept = Kept::new();
         assert_eq!(kept.go_on(false).unwrap_err(), "it was not ready yet".into());
-        kept.keeper.settle(b"", b"welcome", SessionForm::Bytes(b"one"), Block::None);
+        kept.keeper.settle(b"", b"welcome", SessionForm::Bytes(b"one".to_vec()), Block::None);
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"welcome")));
         kept.send(b"welc").await;
         assert_eq!(kept.go_on(false), Ok(going_on(b"one", b"", b"ome")));
@@ -769,7 +769,7 @@ mod tests {
         };
         let in_block = Block::of(Some(&block)).unwrap();
         assert_eq!(in_block.to_portable(), Some(block));
-        kept.keeper.settle(b"second", b"answer", SessionForm::Bytes(b"two"), in_block);
+        kept.keeper.settle(b"second", b"answer", SessionForm::Bytes(b"two".to_vec()), in_block);
         let lost = GoingOn { block: in_block, ..going_on(b"two", b"second", b"answer") };
         assert_eq!(kept.go_on(false), Ok(lost));
         kept.send(b"answer").await;
@@ -785,7 +785,7 @@ mod tests {
     async fn what_another_process_had_read_is_there_whoever_counts() {
         let mut kept = Kept::new();
         kept.keeper.begin(None);
-        kept.keeper.settle(b"read before", b"", SessionForm::Bytes(b"one"), Block::None);
+        kept.keeper.settle(b"read before", b"", SessionForm::Bytes(b"one".to_vec()), Block::None);
         kept.ask(b" and since").await;
         assert_eq!(kept.taken(None).unwrap().go_on(false).unwrap().input, b"read before and since");
     }
@@ -793,7 +793,7 @@ mod tests {
     #[tokio::test]
     async fn what_runs_is_not_done_twice() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one".to_vec()), Block::None);
         kept.ask(b"plan").await;
         kept.keeper.begins();
         assert!(kept.go_on(false).unwrap().fails);
@@ -809,9 +809,9 @@ mod tests {
     #[tokio::test]
     async fn a_commit_is_answered_by_what_became_of_it() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one".to_vec()), Block::None);
         kept.ask(b"UPDATEsyncnext").await;
-        kept.keeper.expect(4, b"bound", SessionForm::Bytes(b"two"), false, 3);
+        kept.keeper.expect(4, b"bound", SessionForm::Bytes(b"two".to_vec()), false, 3);
         kept.keeper.will_say("UPDATE 1", 3);
         assert_eq!(kept.left().unwrap().transaction(), None);
         kept.keeper.committing(Some(7));
@@ -838,7 +838,7 @@ mod tests {
         assert_eq!(kept.go_on(true).unwrap_err(), "its session was not kept".into());
         // One that nobody asked an id of.
         let other = Kept::new();
-        other.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
+        other.keeper.settle(b"", b"", SessionForm::Bytes(b"one".to_vec()), Block::None);
         other.keeper.committing(None);
         assert_eq!(other.go_on(false).unwrap_err(), "what it was doing may not be done twice".into());
         // A second one within one answer.
@@ -850,9 +850,9 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_fit_is_not_guessed() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES + 1]), Block::None);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(vec![1; SESSION_BYTES + 1]), Block::None);
         assert_eq!(kept.go_on(false).unwrap_err(), "its session was not kept".into());
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(&vec![1; SESSION_BYTES]), Block::None);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(vec![1; SESSION_BYTES]), Block::None);
         assert_eq!(kept.go_on(false).unwrap().session.len(), SESSION_BYTES);
         kept.ask(&vec![2; JOURNAL_BYTES]).await;
         assert_eq!(kept.go_on(false).unwrap().input, vec![2; JOURNAL_BYTES]);
@@ -872,7 +872,7 @@ mod tests {
     #[tokio::test]
     async fn damage_and_a_call_that_did_not_end_are_errors() {
         let mut kept = Kept::new();
-        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one"), Block::None);
+        kept.keeper.settle(b"", b"", SessionForm::Bytes(b"one".to_vec()), Block::None);
         // As of a socket that the kernel does not count.
         let read = |kept: &Kept| kept.taken(None);
         kept.ask(b"asked").await;

@@ -33,12 +33,9 @@ use crate::handover::Handover;
 use crate::incoming::shut_down;
 use crate::listener::stream_of;
 use crate::passing::Stage;
-use crate::secured::Secured;
 use crate::service::{Phase, Service};
 use crate::startup;
 use crate::threads::Place;
-use crate::wire::Wire;
-use bytes::Bytes;
 use link::Link;
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -478,15 +475,8 @@ impl Routing {
         let socket = socket.try_clone().map_err(|error| failed(&error))?;
         let stream = stream_of(socket).map_err(|error| failed(&error))?;
         let portable = PortableSession::from_bytes(&parcel.bytes)?;
-        let wire = match &portable.tls {
-            Some(tls) => Wire::secured(Secured::of_portable(stream, tls)?),
-            None => Wire::new(stream),
-        };
-        let (id, account) = (portable.id, service.planner().database().client_memory().account());
-        let session = service.planner().go_on(&portable, account.clone())?;
-        let secret = Bytes::copy_from_slice(&portable.secret);
-        let registration = service.register_as(&session, portable.process_id, secret);
-        let connection = Connection::of_portable(service.clone(), wire, session, registration, account, portable)?;
+        let id = portable.id;
+        let connection = startup::made_anew(service, stream, portable)?;
         Ok((connection, id))
     }
 

@@ -124,6 +124,23 @@ pub(crate) async fn run(service: &Service, mut connection: Connection) {
     service.metrics.connection_closed();
 }
 
+/// A connection of another host, by what that wrote down of it.
+pub(crate) fn made_anew(
+    service: &Arc<Service>,
+    io: Box<dyn Io>,
+    portable: PortableSession,
+) -> tidepool_base::Result<Connection> {
+    let wire = match &portable.tls {
+        Some(tls) => Wire::secured(Secured::of_portable(io, tls)?),
+        None => Wire::new(io),
+    };
+    let account = service.planner.database().client_memory().account();
+    let session = service.planner.go_on(&portable, account.clone())?;
+    let secret = Bytes::copy_from_slice(&portable.secret);
+    let registration = service.register_as(&session, portable.process_id, secret);
+    Connection::of_portable(service.clone(), wire, session, registration, account, portable)
+}
+
 /// Goes on with a connection of another host, by what that wrote down of it, and what its client is told first.
 pub(crate) async fn go_on(
     service: Arc<Service>,
@@ -132,17 +149,7 @@ pub(crate) async fn go_on(
     mut gate: Gate,
     shared: Option<SharedClient>,
 ) {
-    let going_on = async {
-        let wire = match &portable.tls {
-            Some(tls) => Wire::secured(Secured::of_portable(io, tls)?),
-            None => Wire::new(io),
-        };
-        let account = service.planner.database().client_memory().account();
-        let session = service.planner.go_on(&portable, account.clone())?;
-        let secret = Bytes::copy_from_slice(&portable.secret);
-        let registration = service.register_as(&session, portable.process_id, secret);
-        Connection::of_portable(service.clone(), wire, session, registration, account, portable)
-    };
+    let going_on = async { made_anew(&service, io, portable) };
     match AssertUnwindSafe(going_on).catch_unwind().await {
         Ok(Ok(mut connection)) => {
             gate.pass().await;

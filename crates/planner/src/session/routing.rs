@@ -70,11 +70,6 @@ impl RoutedText {
         self.routed
     }
 
-    /// Whether it ends within a transaction that may only read.
-    pub fn is_in_block(&self) -> bool {
-        self.in_block
-    }
-
     pub fn add_text(&mut self, session: &Session, sql: &str) {
         if self.routed == Routed::Primary {
             return;

@@ -19,8 +19,6 @@ pub(super) struct Settling {
     sequences: u64,
     /// Something was done in the transaction that is open.
     is_worked_in: bool,
-    /// The session's, as they were written last.
-    bytes: Option<Vec<u8>>,
     /// For what the pages take.
     held: Reservation,
 }
@@ -29,7 +27,7 @@ impl Settling {
     /// An error where there is no memory for the pages.
     pub(super) fn new(keeper: Arc<Keeper>, account: &Arc<ClientAccount>) -> Result<Settling> {
         let held = account.reserve(Held::Sessions, kept::FIRST_BYTES)?;
-        Ok(Settling { keeper, is_changed: true, sequences: 0, is_worked_in: false, bytes: None, held })
+        Ok(Settling { keeper, is_changed: true, sequences: 0, is_worked_in: false, held })
     }
 
     pub(super) fn keeper(&self) -> &Arc<Keeper> {
@@ -70,13 +68,16 @@ impl Connection {
 
     /// All that was asked is answered in `output`: puts it down before it is sent.
     pub(super) fn settle(&mut self) {
-        self.write_session(false);
+        let form = self.session_form(false);
         let Some(settling) = &mut self.settling else { return };
         let block = self.session.portable_block(!settling.is_worked_in);
         settling.is_worked_in &= block.is_some();
         let (form, block) = match Block::of(block.as_ref()) {
-            Some(block) => (form(&settling.bytes, &mut settling.is_changed), block),
-            None => (SessionForm::Unknown, Block::None),
+            Some(block) => (form, block),
+            None => {
+                settling.is_changed = true;
+                (SessionForm::Unknown, Block::None)
+            }
         };
         settling.keeper.settle(&self.wire.input, &self.wire.output, form, block);
     }
@@ -119,41 +120,34 @@ impl Connection {
         if ending == Ending::None || !settling.keeper.is_wanted() {
             return settling.keeper.expect_nothing();
         }
-        self.write_session(true);
+        let form = self.session_form(true);
         let Some(settling) = &mut self.settling else { return };
+        // It may be known once the transaction has ended.
+        settling.is_changed = matches!(form, SessionForm::Unknown);
         let done = if ending == Ending::Synced { SYNC_BYTES } else { 0 };
         let left = self.wire.input.len().saturating_sub(done);
-        let form = form(&settling.bytes, &mut settling.is_changed);
         let sequences = settling.sequences;
         settling.keeper.expect(left, &self.wire.output, form, ending == Ending::Ready, sequences);
-        // It may be known once the transaction has ended.
-        settling.is_changed = settling.bytes.is_none();
     }
 
-    /// Writes the session down anew, if it may have changed.
-    fn write_session(&mut self, ended: bool) {
+    /// The session, if it may have changed since it was written down. `ended`: as it is once its transaction is committed.
+    fn session_form(&mut self, ended: bool) -> SessionForm {
         let sequences = match &self.settling {
             Some(_) => self.session.sequences_revision(),
-            None => return,
+            None => return SessionForm::Unknown,
         };
         let is_changed = |settling: &Settling| settling.is_changed || settling.sequences != sequences;
         if !self.settling.as_ref().is_some_and(is_changed) {
-            return;
+            return SessionForm::Unchanged;
         }
         let bytes = self.session_bytes(ended);
-        if let Some(settling) = &mut self.settling {
-            (settling.is_changed, settling.sequences) = (true, sequences);
-            let pages = bytes.as_ref().map_or(0, |bytes| kept::session_pages(bytes.len()));
-            settling.bytes = bytes.filter(|_| settling.held.resize(kept::FIRST_BYTES + pages).is_ok());
+        let Some(settling) = &mut self.settling else { return SessionForm::Unknown };
+        (settling.is_changed, settling.sequences) = (false, sequences);
+        match bytes {
+            Some(bytes) if settling.held.resize(kept::FIRST_BYTES + kept::session_pages(bytes.len())).is_ok() => {
+                SessionForm::Bytes(bytes)
+            }
+            _ => SessionForm::Unknown,
         }
-    }
-}
-
-/// What was written since the last time, if anything was.
-fn form<'a>(bytes: &'a Option<Vec<u8>>, is_changed: &mut bool) -> SessionForm<'a> {
-    match (std::mem::take(is_changed), bytes) {
-        (false, _) => SessionForm::Unchanged,
-        (true, Some(bytes)) => SessionForm::Bytes(bytes),
-        (true, None) => SessionForm::Unknown,
     }
 }
