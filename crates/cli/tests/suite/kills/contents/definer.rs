@@ -77,17 +77,21 @@ fn random_definition(random: &mut StdRng, world: &World, at: usize, now: &Table,
         // Another table of that name, perhaps without what was granted on it.
         5 | 6 => {
             after.clear();
-            after.columns = match random.random_range(0..2) {
-                0 => new_columns(random, &mut (ordinal as u32 * 10)),
-                _ => {
-                    let mut columns = now.columns.clone();
-                    columns[2..].reverse();
-                    columns
-                }
-            };
-            after.partitions = if random.random_range(0..3) == 0 { 3 } else { 0 };
+            let alike = random.random_range(0..3) == 0;
+            if !alike {
+                after.columns = match random.random_range(0..2) {
+                    0 => new_columns(random, &mut (ordinal as u32 * 10)),
+                    _ => {
+                        let mut columns = now.columns.clone();
+                        columns[2..].reverse();
+                        columns
+                    }
+                };
+                after.partitions = if random.random_range(0..3) == 0 { 3 } else { 0 };
+            }
             after.indexed = random.random_range(0..2) == 0;
-            after.granted = random.random_range(0..3) == 0;
+            // Of one with the same columns it is privileges alone that tell it from the one before.
+            after.granted = !alike && random.random_range(0..3) > 0;
             sql.push(format!("DROP TABLE {name}"));
             sql.push(after.create());
             if random.random_range(0..2) == 0 {
@@ -220,7 +224,7 @@ async fn waited_for(world: &World, url: &str, client: &Client, random: &mut StdR
     let of = random.random_range(0..WRITERS);
     let definition = random_definition(random, world, at, &table, true);
     let commits = random.random_range(0..6) > 0;
-    let user = if table.granted && random.random_range(0..2) == 0 { "clerk" } else { "tidepool" };
+    let user = if table.granted && random.random_range(0..3) > 0 { "clerk" } else { "tidepool" };
     let other = connect(url, user).await.ok_or(Ended::Gone)?;
     let pid = match other.query_one("SELECT pg_backend_pid()", &[]).await {
         Ok(row) => row.get::<_, i32>(0),
@@ -340,27 +344,51 @@ async fn waited_for(world: &World, url: &str, client: &Client, random: &mut StdR
 
 /// Merges tables and makes checkpoints, as many as the seed has of them, until the server is gone.
 pub async fn keep(world: Arc<World>, url: String, seed: u64, checkpoints: bool) {
+    let beside = tokio::spawn(merge_beside(world.clone(), url.clone(), !seed));
+    let mut random = StdRng::seed_from_u64(seed);
+    if let Some(client) = connect(&url, "tidepool").await {
+        loop {
+            // No sooner than something has happened.
+            world.until(world.steps() + random.random_range(1..6)).await;
+            let table = random.random_range(0..world.tables.len());
+            let sql = match random.random_range(0..4) {
+                0 | 1 if checkpoints => "CHECKPOINT".to_owned(),
+                2 => "VACUUM".to_owned(),
+                _ => format!("CALL tidepool.merge('t{table}')"),
+            };
+            if !run_upkeep(&world, &client, &sql).await {
+                break;
+            }
+        }
+    }
+    beside.await.unwrap();
+}
+
+/// Merges one table after the other, whatever else is going on: also while a checkpoint is made.
+async fn merge_beside(world: Arc<World>, url: String, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let Some(client) = connect(&url, "tidepool").await else { return };
     loop {
-        // No sooner than something has happened.
-        world.until(world.steps() + random.random_range(1..6)).await;
+        world.until(world.steps() + 1).await;
         let table = random.random_range(0..world.tables.len());
-        let sql = match random.random_range(0..4) {
-            0 | 1 if checkpoints => "CHECKPOINT".to_owned(),
-            2 => "VACUUM".to_owned(),
-            _ => format!("CALL tidepool.merge('t{table}')"),
-        };
-        match client.batch_execute(&sql).await {
-            Ok(()) => world.note(format!("{sql} -> done")),
-            Err(error) => match sqlstate(&error) {
-                Some(code) if !code.starts_with("57") => {
-                    // The table may be gone for the moment, or change.
-                    let fine = ["40001", "40P01", "42P01", "53200", "55P03"].contains(&code.as_str());
-                    assert!(fine, "{}", world.failure(&format!("{sql}: {error:?}")));
-                }
-                _ => return,
-            },
+        if !run_upkeep(&world, &client, &format!("CALL tidepool.merge('t{table}')")).await {
+            return;
         }
     }
+}
+
+/// Runs a statement that changes no rows, and may be refused while a table changes. False: the server is gone.
+async fn run_upkeep(world: &World, client: &Client, sql: &str) -> bool {
+    match client.batch_execute(sql).await {
+        Ok(()) => world.note(format!("{sql} -> done")),
+        Err(error) => match sqlstate(&error) {
+            Some(code) if !code.starts_with("57") => {
+                // The table may be gone for the moment, or change.
+                let fine = ["40001", "40P01", "42P01", "53200", "55P03"].contains(&code.as_str());
+                assert!(fine, "{}", world.failure(&format!("{sql}: {error:?}")));
+            }
+            _ => return false,
+        },
+    }
+    true
 }

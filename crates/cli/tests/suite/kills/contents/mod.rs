@@ -150,6 +150,8 @@ async fn history(seed: u64, work: Work) -> u64 {
         }
         let (_, log) = server.wait();
         assert!(!log.contains("panicked"), "{}", world.failure(&log));
+        // A checkpoint that its own check refuses ends nothing, and is as bad.
+        assert!(!log.contains("could not write to the data folder"), "{}", world.failure(&log));
         check_folder(&data, &config).unwrap_or_else(|fault| panic!("{}", world.failure(&fault)));
     }
     let server = started(None).unwrap_or_else(|log| panic!("{}", world.failure(&log)));
