@@ -3,13 +3,13 @@
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Background {
     state: Mutex<BackgroundState>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct BackgroundState {
     stopped: bool,
     /// The thread is at work, and holds the database.

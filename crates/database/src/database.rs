@@ -117,6 +117,8 @@ pub struct Database {
     pub(crate) indexed_at_once: IndexedAtOnce,
     /// Threads that fill indexes of tables that were found.
     pub(crate) indexing: Mutex<Vec<JoinHandle<()>>>,
+    /// When extents of a pool were emptied for other hosts last.
+    pub(crate) condensed: Mutex<Option<Instant>>,
     /// Where the database lives in a pool.
     pub(crate) roles: Option<Arc<Roles>>,
     /// What tablespaces at `pool:` lease from. Last, as they are dropped before.
@@ -279,6 +281,7 @@ impl Database {
             dirty: AtomicBool::new(false),
             last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
+            condensed: Mutex::default(),
             indexed_at_once: IndexedAtOnce::of_thread(),
             indexing: Mutex::default(),
             roles,
@@ -296,6 +299,9 @@ impl Database {
             space.populate()?;
         }
         let (weak, background) = (Arc::downgrade(&database), database.background.clone());
+        if let Some(host) = &database.pool {
+            host.set_tender(&background);
+        }
         // What it merges is for scans: it takes nothing of transactions' processors.
         let cores = database.config.workload.analytics.cores.clone();
         std::thread::Builder::new()
@@ -742,7 +748,7 @@ fn tend(database: &Weak<Database>, background: &Background) {
         let tended = caught(|| {
             database.tend_rows();
             database.trim();
-            Ok(())
+            database.give_way_if_short()
         });
         if let Err(error) = tended {
             tracing::error!("the background thread: {error}");

@@ -59,6 +59,7 @@ pub use tidepool_log::{ArchiveState, LogPosition};
 pub use tidepool_txn::Isolation;
 pub use upkeep::advice;
 pub use upkeep::elastic::TablespaceChange;
+pub use upkeep::room::PoolYield;
 pub use write::by_key;
 pub use write::direct::{ChangeWatch, StatementMark};
 pub use write::footing::{Footing, LookedUp};

@@ -10,11 +10,12 @@
 //! A thread looks whether other hosts have died, whose memory is then free, and whether others took this one for dead.
 //! Then the process ends at once: what it has mapped may be another's.
 
+use crate::background::Background;
 use crate::config::{Config, PoolRole, PoolSettings};
 use parking_lot::{Condvar, Mutex};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
 use tidepool_device::{Location, stop};
 use tidepool_pool::layout::HostNumber;
@@ -34,14 +35,14 @@ const SOCKET_PATH_MAX: usize = 107;
 /// after its end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 
-/// With less than one part in so many of the pool free, all hosts give back what they do not use.
-const SCARCE_PART: u64 = 8;
-
 /// How often a host that reads tries to join: it can write to one slot's page, and another host may take that.
 const JOIN_TRIES: usize = 16;
 
 /// How often a host looks how much of the pool is free, in looks: that reads a word of each extent.
 const LOOKS_BETWEEN: u32 = 4;
+
+/// How often who tends to a database is called, at most, while the pool is short of room.
+const CALL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Extents that a host which reads keeps for its next use, where there is no want of them.
 const SPARE_EXTENTS: usize = 16;
@@ -55,6 +56,15 @@ struct Stop {
     asked: Condvar,
 }
 
+/// The tablespaces of a host, and who tends to what is in them.
+#[derive(Debug, Default)]
+struct Spaces {
+    list: Mutex<Vec<Weak<Tablespace>>>,
+    tender: OnceLock<Arc<Background>>,
+    /// When it was called last.
+    called: Mutex<Option<Instant>>,
+}
+
 /// One life of this process as a host. Ends when it is dropped and no tablespace uses it any more.
 #[derive(Debug)]
 pub struct PoolHost {
@@ -63,7 +73,7 @@ pub struct PoolHost {
     reign: Option<Reign>,
     options: LeaseOptions,
     /// Tablespaces over the pool. They hold the member, and not this.
-    spaces: Arc<Mutex<Vec<Weak<Tablespace>>>>,
+    spaces: Arc<Spaces>,
     /// Devices whose files were removed, or whose places others took, as far as that was told.
     displaced: Mutex<Vec<usize>>,
     /// For whoever looks at other hosts in place of the thread.
@@ -169,10 +179,15 @@ impl PoolHost {
 
     pub(crate) fn open(&self, id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
         let space = Tablespace::open_leased(id, config, &self.member, self.options)?;
-        let mut spaces = self.spaces.lock();
+        let mut spaces = self.spaces.list.lock();
         spaces.retain(|space| space.strong_count() > 0);
         spaces.push(Arc::downgrade(&space));
         Ok(space)
+    }
+
+    /// Has this thread called when the pool is short of room, to empty extents in which little is.
+    pub(crate) fn set_tender(&self, tender: &Arc<Background>) {
+        let _ = self.spaces.tender.set(Arc::clone(tender));
     }
 
     /// As [`relieve`].
@@ -392,20 +407,31 @@ fn in_use(pool: &Pool, database: &str, by: Option<&HostView>) -> Error {
         .with_hint("Stop it, or forget it if it is dead: tidepool pool forget.")
 }
 
-/// Gives back what the host does not use, where little of the pool is free: others may want it. Otherwise it stays for its next
-/// use, for some seconds.
-fn relieve(member: &Member, spaces: &Mutex<Vec<Weak<Tablespace>>>) -> Result<()> {
-    let (all, free) = member.pool().room()?;
-    if free >= all / SCARCE_PART {
+/// Gives back what the host does not use, where little of the pool is free or another host asks for room; otherwise it stays for its
+/// next use, for some seconds. Says what this host needs.
+fn relieve(member: &Member, spaces: &Spaces) -> Result<()> {
+    member.say_needs()?;
+    let room = member.pool_room()?;
+    if !room.is_scarce() {
         return member.return_spare(SPARE_EXTENTS).map(drop);
     }
     // What is dropped here may be the last of a tablespace.
-    let spaces: Vec<_> = spaces.lock().iter().filter_map(Weak::upgrade).collect();
-    spaces.iter().try_for_each(|space| space.trim(KEPT_BYTES).map(drop))?;
-    member.return_spare(0).map(drop)
+    let list: Vec<_> = spaces.list.lock().iter().filter_map(Weak::upgrade).collect();
+    list.iter().try_for_each(|space| space.trim(KEPT_BYTES).map(drop))?;
+    member.return_spare(0)?;
+    if room.lack() > 0
+        && let Some(tender) = spaces.tender.get()
+    {
+        let mut called = spaces.called.lock();
+        if called.is_none_or(|when| when.elapsed() >= CALL_INTERVAL) {
+            *called = Some(Instant::now());
+            tender.call();
+        }
+    }
+    Ok(())
 }
 
-fn watch(member: &Arc<Member>, spaces: &Mutex<Vec<Weak<Tablespace>>>, mut watcher: Watcher, stop_asked: &Stop) {
+fn watch(member: &Arc<Member>, spaces: &Spaces, mut watcher: Watcher, stop_asked: &Stop) {
     let (mut failing, mut looks, mut displaced) = (false, 0u32, Vec::new());
     let mut is_asked = stop_asked.is_asked.lock();
     while !*is_asked {

@@ -310,6 +310,7 @@ impl Check<'_> {
             | Command::Advise(_)
             | Command::Check
             | Command::Switchover(_)
+            | Command::PoolYield { .. }
             | Command::Backup { .. } => {
                 self.acting.check_superuser("permission denied: this procedure is for superusers")
             }

@@ -38,7 +38,8 @@
 //! | 0 | 8 | any host, by swap | `IDENT` |
 //! | 64 | 3 × 8 | itself | beats so far; its monotonic clock and its wall clock then, in microseconds |
 //! | 128 | 6 × 8 | itself | `gen_held`, `log_needed`, `applied_ts`, `applied_pos`, `wanted`, `room` |
-//! | 192 | 2 × 8 | others, by swap | mailbox: `asked_gen`, `kick` |
+//! | 192 | 8 | itself | `needed` |
+//! | 200 | 8 | others, by swap | `kick` |
 //! | 256 | 8 | itself | checksum of the 760 bytes that follow |
 //! | 264 | 760 | itself | lines of text: name, version, boot id, process, its start time, address, control socket |
 //! | 1,024 | 8 | the kernel | the thread that beats, as a robust futex; it is marked when that thread ends. No check: the kernel knows none |
@@ -297,8 +298,8 @@ pub enum HostNumber {
     Wanted = 160,
     /// Extents that it asks a primary for, or gives back; 0: nothing.
     Room = 168,
-    /// What it is asked to raise `GenHeld` to.
-    AskedGen = 192,
+    /// Extents that it would have free in the pool: hosts give way until so many are. 0: it asks for none.
+    Needed = 192,
     Kick = 200,
 }
 
@@ -313,7 +314,7 @@ impl HostNumber {
         HostNumber::AppliedPosition,
         HostNumber::Wanted,
         HostNumber::Room,
-        HostNumber::AskedGen,
+        HostNumber::Needed,
         HostNumber::Kick,
     ];
 }

@@ -42,6 +42,8 @@ pub mod mapped;
 pub mod member;
 pub mod memory;
 #[cfg(not(loom))]
+pub mod needs;
+#[cfg(not(loom))]
 pub mod pages;
 #[cfg(not(loom))]
 pub mod pool;

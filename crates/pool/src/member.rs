@@ -9,6 +9,7 @@ use crate::control;
 use crate::death::{Death, Evidence};
 use crate::layout::{HostNumber, SEGMENTS, TERMS};
 use crate::memory::Bytes;
+use crate::needs::Needs;
 use crate::pool::{HostText, Pool, check_name};
 use crate::reader;
 use crate::system;
@@ -91,6 +92,7 @@ pub struct Member {
     has_left: bool,
     /// Of a host that reads: what it was granted.
     room: Option<reader::Room>,
+    pub(crate) needs: Mutex<Needs>,
 }
 
 impl Member {
@@ -121,7 +123,9 @@ impl Member {
         };
         let (hint, quota_left) = (AtomicU32::new(0), AtomicU64::new(0));
         let room = pool.is_readers().then(|| reader::Room::new(&pool));
-        let mut member = Member { pool, host, database, hint, quota_left, stop, beats: None, has_left: false, room };
+        let needs = Mutex::default();
+        let (beating, has_left) = (None, false);
+        let mut member = Member { pool, host, database, hint, quota_left, stop, beats: beating, has_left, room, needs };
         member.beats = Some(beats?);
         member.attach()?;
         Ok(member)
@@ -137,7 +141,7 @@ impl Member {
             }
             pool.told(books.hold_root(self.host, self.database))?;
             // What stands there is of the slot's life before.
-            for which in [HostNumber::Wanted, HostNumber::Room] {
+            for which in [HostNumber::Wanted, HostNumber::Room, HostNumber::Needed] {
                 pool.told(books.store(books.layout.host_number(self.host.slot, which), Number(0)))?;
             }
         }
@@ -313,8 +317,11 @@ impl Member {
         self.pool.told(self.pool.books().load(self.pool.layout().owner(extent)))
     }
 
-    /// Why an extent was refused, in words.
+    /// Why an extent was refused, in words. Other hosts are asked for room where there was none.
     pub fn refused(&self, refusal: Refusal, count: usize) -> Error {
+        if refusal == Refusal::Full {
+            self.note_refused(count as u64);
+        }
         let error = || -> Result<Error> {
             Ok(match refusal {
                 Refusal::Fenced => self.fenced(),

@@ -91,6 +91,11 @@ impl RowGroup {
         Ok(Some(RowGroup { id: self.id, rows: self.rows, segments }))
     }
 
+    /// As `moved`, as another row group: of the old one others may be told still where it lies.
+    pub fn moved_as(&self, id: RowGroupId, space: &Tablespace) -> Result<Option<RowGroup>> {
+        Ok(self.moved(space)?.map(|moved| RowGroup { id, ..moved }))
+    }
+
     /// The same rows with each column where `placement` says; segments already there are shared, not copied.
     pub fn place(&self, placement: &Placement, spaces: &Tablespaces) -> Result<RowGroup> {
         let segments = (self.segments.iter().enumerate())

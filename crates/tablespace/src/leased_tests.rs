@@ -521,6 +521,59 @@ mod over_files {
     /// What one host put into the pool another one reads where it lies, by the places alone, in whatever order it comes upon
     /// them and as often; and it stays when both let go of it.
     #[test]
+    fn extents_in_which_little_is_are_emptied_for_others() {
+        let (_place, pool) = place(65);
+        let member = join(&pool, "a");
+        for publishes in [false, true] {
+            let space = over(&member, Some(64 * MIB), publishes);
+            assert!(space.condense(1).unwrap().is_none(), "there is nothing to empty");
+            let mut held: Vec<Region> = Vec::new();
+            for number in 0..32u8 {
+                let mut region = space.allocate(MIB / 2, Purpose::Main).unwrap();
+                region.fill(number);
+                region.publish();
+                held.push(region);
+            }
+            assert!(space.condense(1).unwrap().is_none(), "full extents are not emptied");
+            // A quarter is left of each extent.
+            let mut number = 0;
+            held.retain(|_| {
+                number += 1;
+                number % 4 == 0
+            });
+            let before = count(&pool, "free");
+            // Four extents with a quarter in use make one, or go where others have room if a page can be taken again.
+            let change = space.condense(3).unwrap().unwrap();
+            let mut moved = 0;
+            for region in &mut held {
+                if region.is_closing() {
+                    let mut copy = space.allocate(region.len(), Purpose::Main).unwrap();
+                    copy.copy_from_slice(region);
+                    copy.publish();
+                    *region = copy;
+                    moved += 1;
+                }
+            }
+            assert_eq!((moved, change.left_bytes()), (if publishes { 4 } else { 3 }, 0));
+            drop(change);
+            assert_eq!(count(&pool, "free"), before + 3, "publishes: {publishes}");
+            assert!(held.iter().zip(0..).all(|(region, index)| region.iter().all(|byte| *byte == 4 * index + 3)));
+            // What is not moved stays, and its extent serves on.
+            let change = space.condense(100).unwrap().unwrap();
+            assert!(change.left_bytes() > 0);
+            drop(change);
+            assert_eq!(count(&pool, "free"), before + 3);
+            assert_eq!((space.size_bytes(), space.config().size_bytes), (64 * MIB as u64, Some(64 * MIB as u64)));
+            drop(space.allocate(20 * MIB, Purpose::Index).unwrap());
+            drop(held);
+            space.trim(0).unwrap();
+            drop(space);
+            assert!(check_pool(&pool, true).unwrap().is_clean());
+        }
+        assert_eq!(count(&pool, "free"), 64);
+    }
+
+    #[test]
     fn another_host_reads_what_was_published_where_it_lies() {
         let (place, pool) = place(65);
         let other = Arc::new(Pool::open(&Location::File(place.path.clone())).unwrap());

@@ -173,6 +173,65 @@ fn a_full_pool_is_an_error_and_tables_come_and_go() {
     assert!(!output.status.success() && text(&output.stderr).contains("pool.location"), "{}", text(&output.stderr));
 }
 
+/// Two tables whose row groups alternate in the extents of the pool, and one of them dropped: half of each extent is left.
+fn leave_halves(run: impl Fn(&str)) {
+    run("CREATE TABLE stays (a bigint, b text) TABLESPACE far; CREATE TABLE goes (a bigint, b text) TABLESPACE far");
+    for number in 0..24 {
+        for table in ["stays", "goes"] {
+            let (first, last) = (number * 20_000 + 1, (number + 1) * 20_000);
+            run(&format!(
+                "INSERT INTO {table} SELECT x, md5(x::text) || md5((-x)::text) FROM generate_series({first}, {last}) AS s(x)"
+            ));
+        }
+    }
+    run("CREATE INDEX stays_by_a ON stays (a); UPDATE stays SET a = a + 0 WHERE a % 50000 = 0; DROP TABLE goes");
+}
+
+const STAYS: &str = "SELECT count(*) || ' ' || sum(a) || ' ' || min(b) || ' ' || count(DISTINCT b) FROM stays";
+
+/// What `CALL tidepool.pool_yield` says of so many extents more than are free.
+fn yields(server: &Serving, more: i64) -> String {
+    let free: i64 = answer(server, "SELECT bytes_free FROM tidepool.pool").parse().unwrap();
+    let output = sql(
+        &server.url,
+        &["--format", "csv", "-c", &format!("CALL tidepool.pool_yield('{}')", free + more * (2 << 20))],
+        "",
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().nth(1).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn hosts_give_way_to_one_that_is_short_of_room() {
+    let folder = folder();
+    let folder = folder.path();
+    let pool = make_pool(folder, "256MB");
+    let one = start(folder, &pool, "one", &[]);
+    leave_halves(|statements| run(&one, statements));
+    let before = answer(&one, STAYS);
+    let other = start(folder, &pool, "other", &[]);
+    // More than the extents that are idle: what is in half empty ones is moved.
+    let done = yields(&other, 3);
+    assert!(done.ends_with(",t"), "{done}");
+    assert_eq!(answer(&one, STAYS), before);
+    assert_eq!(answer(&one, "SELECT b = md5('77777') || md5('-77777') FROM stays WHERE a = 77777"), "t");
+    // What cannot be had is waited for no longer than the client wants.
+    let error = fails(&other, "SET statement_timeout = '100ms'; CALL tidepool.pool_yield('250MB')");
+    assert!(error.contains("canceling statement due to statement timeout"), "{error}");
+    let error = fails(&other, "CALL tidepool.pool_yield('1GB')");
+    assert!(error.contains("is smaller than what is to be free of it"), "{error}");
+    let error = fails(&other, "BEGIN; CALL tidepool.pool_yield('1MB')");
+    assert!(error.contains("cannot run inside a transaction block"), "{error}");
+    // What was moved survives a kill, and a restart by its files.
+    one.signal(libc::SIGKILL);
+    one.wait();
+    let one = start(folder, &pool, "one", &[]);
+    assert_eq!(answer(&one, STAYS), before);
+    checked(&pool);
+    let output = sql(&one.url, &["-c", "CALL tidepool.check()"], "");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
 /// Everything that a server without a folder has is in the pool, and private: nothing of it outlives the process.
 #[test]
 fn an_ephemeral_database_lives_in_a_pool_and_leaves_nothing() {

@@ -116,6 +116,43 @@ async fn nobody_waits_for_a_reader_that_is_stopped_or_killed() {
     until(&client, "SELECT count(*) FROM t", &count).await;
 }
 
+/// What a reader asks for the primary gives, out of memory that both read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_gives_way_to_a_reader() {
+    let cluster = Cluster::new();
+    let config = cluster.folder.path().join("primary.toml");
+    std::fs::write(&config, "[pool]\ntier1_interval = \"100ms\"\n").unwrap();
+    let primary = cluster.start("h1", "primary", &["--config", config.to_str().unwrap()]);
+    let writer = connect(&primary.url).await;
+    let mut load =
+        "CREATE TABLE stays (a bigint, b text) TABLESPACE far; CREATE TABLE goes (a bigint, b text) TABLESPACE far;"
+            .to_owned();
+    for number in 0..24 {
+        for table in ["stays", "goes"] {
+            let (first, last) = (number * 20_000 + 1, (number + 1) * 20_000);
+            load += &format!(
+                "INSERT INTO {table} SELECT x, md5(x::text) || md5((-x)::text) FROM generate_series({first}, {last}) AS s(x);"
+            );
+        }
+    }
+    writer.batch_execute(&load).await.unwrap();
+    writer.batch_execute("DROP TABLE goes").await.unwrap();
+    let reader = cluster.start("r1", "reader", &[]);
+    let client = connect(&reader.url).await;
+    const STAYS: &str = "SELECT count(*) || ' ' || sum(a) || ' ' || min(b) || ' ' || count(DISTINCT b) FROM stays";
+    let before = one(&writer, STAYS).await;
+    until(&client, STAYS, &before).await;
+    let free: i64 = one(&client, "SELECT bytes_free FROM tidepool.pool").await.parse().unwrap();
+    let wanted = free + 3 * (2 << 20);
+    let done = one(&client, &format!("CALL tidepool.pool_yield('{wanted}')")).await;
+    assert_eq!(done, (wanted as u64).next_multiple_of(2 << 20).to_string());
+    let free: i64 = one(&client, "SELECT bytes_free FROM tidepool.pool").await.parse().unwrap();
+    // A manifest may have taken some of it since.
+    assert!(free + (4 << 20) >= wanted, "{free} of {wanted} are free");
+    assert_eq!(one(&writer, STAYS).await, before);
+    assert_eq!(one(&client, STAYS).await, before);
+}
+
 /// `tidepool pool readers`: what it prints, or its error.
 fn readers(cluster: &Cluster, count: &str, serve: &[&str]) -> Result<String, String> {
     let logs = cluster.folder.path().to_str().unwrap();

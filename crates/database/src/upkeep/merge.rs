@@ -1,6 +1,7 @@
 //! Merging: rows of delta into main, while everybody goes on.
 
 use crate::catalog::relation::RelationName;
+use crate::progress::Progress;
 use crate::{Database, TableSize};
 use arrow_array::RecordBatch;
 use std::sync::Arc;
@@ -94,10 +95,24 @@ impl Database {
         // It would keep the horizon where it is.
         drop(version);
         table.rows.seal();
+        self.merge_ranges(worker, table, headed, &progress, interrupted, &mut |_| Ok(None))
+    }
+
+    /// Merges ranges of rows, which are listed with how many rows of them are to be moved. `elsewhere`: as of
+    /// [`RowStore::merge_range_moving`]. How many rows of ranges there are that have another main now.
+    pub(super) fn merge_ranges(
+        &self,
+        worker: &Worker,
+        table: &Arc<Table>,
+        ranges: Vec<(u64, usize)>,
+        progress: &Progress,
+        interrupted: &dyn Fn() -> Result<()>,
+        elsewhere: &mut dyn FnMut(&RowGroup) -> Result<Option<RowGroup>>,
+    ) -> Result<u64> {
         let (mut moved, mut unfinished) = (0, Vec::new());
         let mut ended = Ok(());
-        for (number, rows) in headed {
-            let merge = || {
+        for (number, rows) in ranges {
+            let mut merge = || {
                 interrupted()?;
                 let mut encode = |batch: &RecordBatch| {
                     let encode =
@@ -114,7 +129,7 @@ impl Database {
                     told = self.log_main(table.rows.id(), number, main)?;
                     Ok(())
                 };
-                table.rows.merge_range_telling(worker, number, &mut encode, &mut tell)
+                table.rows.merge_range_moving(worker, number, &mut encode, elsewhere, &mut tell)
             };
             let merged = match merge() {
                 Ok(merged) => merged,
@@ -145,7 +160,7 @@ impl Database {
     }
 
     /// Lets go of what is held for a restart only and is out of date. Says whether there was anything.
-    fn let_go_of_unused(&self) -> bool {
+    pub(super) fn let_go_of_unused(&self) -> bool {
         self.storage.as_ref().is_some_and(|storage| storage.let_go_of_unused(&self.version()))
     }
 

@@ -3,4 +3,5 @@
 pub mod advice;
 pub(crate) mod elastic;
 pub(crate) mod merge;
+pub(crate) mod room;
 pub(crate) mod workload;

@@ -43,6 +43,7 @@ impl Session {
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Check => return none(Some(super::upkeep::check_columns())),
             Command::Switchover(_) => return none(Some(super::upkeep::switchover_columns())),
+            Command::PoolYield { .. } => return none(Some(super::upkeep::pool_yield_columns())),
             Command::Backup { .. } => return none(Some(super::upkeep::backup_columns())),
             Command::Show { name: None } => {
                 return none(Some(vec![

@@ -222,6 +222,7 @@ impl Session {
             Command::Advise(arguments) => self.advise(arguments).await,
             Command::Check => self.check_database(text).await,
             Command::Switchover(arguments) => self.switch_over(arguments).await,
+            Command::PoolYield { size } => self.pool_yield(statement.text(), size).await,
             Command::Backup { folder } => self.backup(text, folder).await,
             Command::Role(command) => self.role_command(text, command).await,
         }

@@ -29,6 +29,19 @@ fn switchover_schema() -> SchemaRef {
     ]))
 }
 
+fn pool_yield_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("wanted_bytes", DataType::Int64, true),
+        Field::new("free_bytes", DataType::Int64, true),
+        Field::new("is_done", DataType::Boolean, true),
+    ]))
+}
+
+/// The columns of `CALL tidepool.pool_yield`.
+pub(crate) fn pool_yield_columns() -> Vec<ResultColumn> {
+    crate::query::columns(&pool_yield_schema(), &OutputNames::none())
+}
+
 /// The columns of `CALL tidepool.switchover`.
 pub(crate) fn switchover_columns() -> Vec<ResultColumn> {
     crate::query::columns(&switchover_schema(), &OutputNames::none())
@@ -87,6 +100,21 @@ impl Session {
             Arc::new(BooleanArray::from(vec![switched.is_done])),
         ];
         rows(switchover_schema(), switchover_columns(), arrays)
+    }
+
+    /// Has the hosts of the pool give way.
+    pub(super) async fn pool_yield(&self, text: &str, size: &str) -> Result<Outcome> {
+        // What the block's snapshot sees would stay.
+        self.refuse_in_any_block("CALL tidepool.pool_yield")?;
+        let bytes = size.parse::<ByteSize>()?.0;
+        let interrupt = self.running(text).interrupt;
+        let database = self.planner.database().clone();
+        let yielding = self.planner.workers().spawn_blocking(move || database.pool_yield(bytes, &|| interrupt.check()));
+        let room = joined(yielding.await)?;
+        let number = |value: u64| -> ArrayRef { Arc::new(Int64Array::from_iter_values([value as i64])) };
+        let arrays: Vec<ArrayRef> =
+            vec![number(room.wanted_bytes), number(room.free_bytes), Arc::new(BooleanArray::from(vec![room.is_done]))];
+        rows(pool_yield_schema(), pool_yield_columns(), arrays)
     }
 
     pub(super) async fn backup(&self, text: &str, folder: &str) -> Result<Outcome> {

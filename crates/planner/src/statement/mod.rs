@@ -440,6 +440,10 @@ pub enum Command {
     Advise(AdviseArguments),
     Check,
     Switchover(SwitchoverArguments),
+    /// `CALL tidepool.pool_yield`: what is to be free of the pool.
+    PoolYield {
+        size: String,
+    },
     Backup {
         folder: String,
     },

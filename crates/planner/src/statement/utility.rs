@@ -1098,6 +1098,11 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             cursor.expect_token(&Token::RParen)?;
             return Ok(Command::Switchover(SwitchoverArguments { host, lag_max, is_trial, ends }));
         }
+        (Some("tidepool"), "pool_yield") => {
+            let size = cursor.string()?;
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::PoolYield { size });
+        }
         (Some("tidepool"), "advise") => {
             let near_limit = cursor.string()?;
             let argument = |cursor: &mut Cursor<'_>| {
@@ -1116,7 +1121,8 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
                 .with_hint(
                     "There are tidepool.merge('table'), tidepool.check(), tidepool.backup('folder'), \
-                     tidepool.reset_access(), tidepool.switchover('standby' [, 'lag' [, trial]]) and tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
+                     tidepool.reset_access(), tidepool.switchover('standby' [, 'lag' [, trial]]), \
+                     tidepool.pool_yield('size') and tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
                 ));
         }
     }

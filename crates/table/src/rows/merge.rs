@@ -196,6 +196,18 @@ impl RowStore {
         encode: &mut dyn FnMut(&RecordBatch) -> Result<RowGroup>,
         tell: TellMain<'_>,
     ) -> Result<Merged> {
+        self.merge_range_moving(worker, number, encode, &mut |_| Ok(None), tell)
+    }
+
+    /// As `merge_range_telling`. Where all of the range is in main, `moved` may say that the same rows are to lie elsewhere.
+    pub fn merge_range_moving(
+        &self,
+        worker: &Worker,
+        number: u64,
+        encode: &mut dyn FnMut(&RecordBatch) -> Result<RowGroup>,
+        moved: &mut dyn FnMut(&RowGroup) -> Result<Option<RowGroup>>,
+        tell: TellMain<'_>,
+    ) -> Result<Merged> {
         let Some(range) = self.directory.get(number) else { return Ok(Merged::Nothing) };
         let Some(mut state) = range.merging.try_lock() else { return Ok(Merged::Busy) };
         if !state.is_settled() && !self.settle(worker, number, range, &mut state, tell)? {
@@ -216,10 +228,14 @@ impl RowStore {
             None
         } else if gathered.images.is_empty() {
             let old = old.ok_or_else(|| Error::internal("rows of a range without main come from versions"))?;
-            if gathered.live == old.live_rows() {
-                return Ok(Merged::Nothing);
+            match moved(&old.group)? {
+                Some(group) if group.rows() != old.group.rows() => {
+                    return Err(Error::internal("a row group that was moved has other rows"));
+                }
+                Some(group) => Some(Arc::new(group)),
+                None if gathered.live == old.live_rows() => return Ok(Merged::Nothing),
+                None => Some(Arc::clone(&old.group)),
             }
-            Some(Arc::clone(&old.group))
         } else {
             let batch = self.batch_of(&gathered, old)?;
             let group = encode(&batch)?;

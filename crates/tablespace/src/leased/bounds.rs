@@ -1,6 +1,6 @@
 //! How much a tablespace over leases may have: bounds that change, and what is emptied for that.
 
-use super::{Class, FULL, Growth, Lease, Leased, lock};
+use super::{Class, FULL, Growth, Lease, Leased, PENDING, lock};
 use crate::shape::{Reshape, Shape, Step};
 use crate::{Tablespace, TablespaceConfig};
 use std::ops::Range;
@@ -9,10 +9,20 @@ use std::sync::atomic::Ordering;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::PAGE_BYTES;
 
-/// A change of a leased tablespace: of the extents that it may have.
+/// Extents of main with more than this many quarters in use are not emptied for others: too much is moved for what is gained.
+const CONDENSED_QUARTERS_MAX: usize = 3;
+
+/// A change of a leased tablespace: some of its extents are emptied.
 #[derive(Debug)]
 pub(crate) struct Leasing {
-    pub to: usize,
+    /// None: it may have as many as before.
+    bound: Option<Bound>,
+}
+
+/// Of the extents that a tablespace may have.
+#[derive(Debug)]
+struct Bound {
+    to: usize,
     /// The bound before, and whether that was the pool's.
     before: (usize, bool),
 }
@@ -49,7 +59,77 @@ impl Tablespace {
             leased.limit.store(to, Ordering::Relaxed);
         }
         drop(growing);
-        Ok(Reshape { space: self, shape, config, step: Step::Lease(Leasing { to, before }) })
+        let leasing = Leasing { bound: Some(Bound { to, before }) };
+        Ok(Reshape { space: self, shape, config, step: Step::Lease(leasing) })
+    }
+
+    /// Closes extents of main in which little is, so that `wanted` more are free once what is in them lies elsewhere, or as many as can
+    /// be had that way. `None`: nothing can. The change is over when it is dropped: extents that are empty by then go back, and the
+    /// others stay. 55006 while the tablespace is being altered.
+    pub fn condense(&self, wanted: usize) -> Result<Option<Reshape<'_>>> {
+        let Some(leased) = self.leased.as_deref().filter(|_| wanted > 0) else { return Ok(None) };
+        let shape = self.changeable_shape()?;
+        let mut by_use = Vec::new();
+        // Nothing is allocated under the lock.
+        by_use.reserve_exact(leased.held.load(Ordering::Relaxed).saturating_add(1));
+        let Some(mut growing) = leased.grow() else { return Ok(None) };
+        let closing = self.to_be_condensed(leased, &growing.growth, wanted, &mut by_use);
+        if closing == 0 {
+            return Ok(None);
+        }
+        self.set_shrinking(true);
+        for (_, stripe) in &by_use[..closing] {
+            self.close_stripe(leased, &mut growing.growth, *stripe);
+        }
+        drop(growing);
+        let leasing = Leasing { bound: None };
+        Ok(Some(Reshape { space: self, shape, config: (*self.config()).clone(), step: Step::Lease(leasing) }))
+    }
+
+    /// How many of the stripes of main in which least is, listed first in `by_use` with the pages used in them, are to be emptied. As many
+    /// are listed as there is room for.
+    fn to_be_condensed(
+        &self,
+        leased: &Leased,
+        growth: &Growth,
+        wanted: usize,
+        by_use: &mut Vec<(usize, usize)>,
+    ) -> usize {
+        let book = lock(leased.book(Class::Main).unwrap_or(self.heap_book()));
+        // What is moved goes there first, where a page can be taken again.
+        let mut free = 0;
+        for stripe in 0..growth.end {
+            let lease = Lease::of(growth.leases[stripe]);
+            if lease.is_none_or(|lease| lease.class != Class::Main || lease.is_others || lease.is_closing) {
+                continue;
+            }
+            let used = book.used_in(leased.pages_of(stripe));
+            if !leased.is_written_once(Class::Main) {
+                free += leased.stripe_pages() - used;
+            }
+            // Somebody writes to it.
+            let is_pending = leased.main[stripe].load(Ordering::Relaxed) & PENDING != 0;
+            let is_sparse = used * 4 <= leased.stripe_pages() * CONDENSED_QUARTERS_MAX;
+            if is_sparse && !is_pending && by_use.len() < by_use.capacity() {
+                by_use.push((used, stripe));
+            }
+        }
+        drop(book);
+        by_use.sort_unstable();
+        let (mut moved, mut best) = (0, (0, 0));
+        for (closed, (used, _)) in by_use.iter().enumerate() {
+            moved += used;
+            free = free.saturating_sub(leased.stripe_pages() - used);
+            let fresh = moved.saturating_sub(free).div_ceil(leased.stripe_pages());
+            let gained = (closed + 1).saturating_sub(fresh);
+            if gained > best.1 {
+                best = (closed + 1, gained);
+            }
+            if gained >= wanted {
+                break;
+            }
+        }
+        best.0
     }
 
     fn holds_more_than(&self, bytes: u64) -> Error {
@@ -137,8 +217,10 @@ impl Tablespace {
         {
             // As `look_at_pool` does.
             let _growing = leased.grow();
-            leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
-            leased.limit.store(leasing.to, Ordering::Relaxed);
+            if let Some(bound) = &leasing.bound {
+                leased.is_bounded_by_pool.store(false, Ordering::Relaxed);
+                leased.limit.store(bound.to, Ordering::Relaxed);
+            }
         }
         self.note_bound(leased);
         self.note_leases(leased);
@@ -148,12 +230,17 @@ impl Tablespace {
         let Some(leased) = self.leased.as_deref() else { return };
         self.set_shrinking(false);
         let Some(mut growing) = leased.grow() else { return };
-        leased.limit.store(leasing.before.0, Ordering::Relaxed);
-        leased.is_bounded_by_pool.store(leasing.before.1, Ordering::Relaxed);
+        if let Some(Bound { before, .. }) = &leasing.bound {
+            leased.limit.store(before.0, Ordering::Relaxed);
+            leased.is_bounded_by_pool.store(before.1, Ordering::Relaxed);
+        }
         for stripe in 0..growing.growth.end {
             let Some(lease) = Lease::of(growing.growth.leases[stripe]).filter(|lease| lease.is_closing) else {
                 continue;
             };
+            if leasing.bound.is_none() && self.let_go_if_idle(leased, &mut growing.growth, stripe) {
+                continue;
+            }
             growing.growth.leases[stripe] = Lease { is_closing: false, ..lease }.bits();
             leased.closing.fetch_sub(1, Ordering::Relaxed);
             if leased.is_written_once(lease.class) {
@@ -163,6 +250,8 @@ impl Tablespace {
                 lock(leased.book(lease.class).unwrap_or(self.heap_book())).open(leased.pages_of(stripe));
             }
         }
+        drop(growing);
+        self.note_leases(leased);
     }
 
     /// Whether some of these pages are to be moved, so that the tablespace can shrink.

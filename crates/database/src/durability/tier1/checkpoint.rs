@@ -156,7 +156,9 @@ impl Checkpoints {
         // Once all ids are drawn that it names.
         manifest.set_catalogue(catalogue(database, &version)?);
         let digest = manifest.digest();
-        if run.extents().is_empty() && state.in_force.as_ref().is_some_and(|known| known.digest == Some(digest)) {
+        let is_same =
+            run.extents().is_empty() && state.in_force.as_ref().is_some_and(|known| known.digest == Some(digest));
+        if is_same && !self.is_wanted(state, &unused)? {
             drop(version);
             self.hold(database, state)?;
             if !state.owed.is_empty() {
@@ -221,6 +223,19 @@ impl Checkpoints {
         };
         state.unused = unused;
         Ok(Some(Written { generation: root.generation, commit_ts, freed, recycled }))
+    }
+
+    /// Whether a manifest that says the same as the one in force would have memory go back that the pool is short of: what is unused and
+    /// not named goes with the second that does not name it.
+    fn is_wanted(&self, state: &State, unused: &HashMap<Extent, Owner>) -> Result<bool> {
+        let waits = |(extent, owner): (&Extent, &Owner)| {
+            let (Owner::Shared { kind, .. } | Owner::Orphan { kind, .. }) = owner else { return false };
+            // Each manifest has the one before it wait.
+            *kind != Kind::Manifest
+                && !state.owed.contains_key(extent)
+                && state.in_force.as_ref().is_some_and(|now| !now.named.contains(extent))
+        };
+        Ok(unused.iter().any(waits) && self.member.pool_room()?.lack() > 0)
     }
 
     /// Holds the root in force, once nothing is left of the time when this process followed.
