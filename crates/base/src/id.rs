@@ -86,7 +86,36 @@ impl RowId {
     }
 }
 
+/// Oids of what one session has for itself: from here on, and below the next. They are drawn by each process anew, and nothing that outlives it
+/// names them.
+pub const TEMPORARY_OIDS: std::ops::Range<u32> = 1 << 30..1 << 31;
+
+/// As `TEMPORARY_OIDS`, of stores and row groups: from here on.
+pub const TEMPORARY_IDS: u64 = 1 << 61;
+
+impl TableId {
+    /// It is a relation that one session has for itself.
+    #[inline]
+    pub fn is_temporary(self) -> bool {
+        TEMPORARY_OIDS.contains(&self.0)
+    }
+}
+
+impl StoreId {
+    /// It has the rows of a temporary table.
+    #[inline]
+    pub fn is_temporary(self) -> bool {
+        self.0 >= TEMPORARY_IDS
+    }
+}
+
 impl SchemaId {
+    /// It is a session's own, in which its temporary tables are.
+    #[inline]
+    pub fn is_temporary(self) -> bool {
+        TEMPORARY_OIDS.contains(&self.0)
+    }
+
     /// Schema `public`, which exists unless it was dropped.
     pub const PUBLIC: SchemaId = SchemaId(2200);
 }

@@ -20,7 +20,10 @@ pub use crash::{
     without_unwinding,
 };
 pub use error::{Error, Part, Result, SqlState, Subject};
-pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
+pub use id::{
+    CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TEMPORARY_IDS, TEMPORARY_OIDS, TableId,
+    TablespaceId,
+};
 pub use nearest::nearest;
 pub use numeric::{NUMERIC_BYTES, NUMERIC_DIGITS, NUMERIC_KEY_BYTES, Numeric};
 pub use panics::{caught, panicked};

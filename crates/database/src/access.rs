@@ -208,7 +208,8 @@ impl AccessLog {
             workload.statements += 1;
             workload.elapsed_ns += elapsed.as_nanos() as u64;
             workload.stall_ns += stall_ns;
-            for scan in scans {
+            // Nothing is to be placed for good of a table that ends with its session.
+            for scan in scans.iter().filter(|scan| !scan.version().def.is_temporary()) {
                 workload.tables.entry(scan.version().def.id).or_default().add(scan, now);
             }
         });
@@ -220,7 +221,7 @@ impl AccessLog {
             let mut workload = self.0.lock();
             workload.statements += 1;
             workload.elapsed_ns += elapsed.as_nanos() as u64;
-            for read in reads {
+            for read in reads.iter().filter(|read| !read.table.is_temporary()) {
                 workload.tables.entry(read.table).or_default().add_direct(read, now);
             }
         });

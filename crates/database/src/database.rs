@@ -4,6 +4,7 @@ use crate::access::AccessLog;
 use crate::background::Background;
 use crate::catalog::sequence::KeptPositions;
 use crate::catalog::state::{Catalog, Coming, Current};
+use crate::catalog::temporary::{TemporaryIds, TemporaryTables};
 use crate::durability::archive::Archive;
 use crate::durability::ids::Ids;
 use crate::durability::log_home::{advised, open_log};
@@ -35,8 +36,8 @@ use tidepool_device::Location;
 use tidepool_heap::{ClientMemory, QueryHeap, Release};
 use tidepool_log::Log;
 use tidepool_log::files::{Files, SystemFiles};
-use tidepool_table::Table;
 use tidepool_table::rows::{RowStore, VersionMemory};
+use tidepool_table::{Table, TableDef};
 use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig, Tablespaces};
 use tidepool_txn::{Isolation, Transactions, View, Worker};
 
@@ -94,6 +95,9 @@ pub struct Database {
     /// The program's procedures, which are of a room above (`by_key`).
     pub(crate) procedures: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) ids: Arc<Ids>,
+    pub(crate) temporary_ids: TemporaryIds,
+    /// Of sessions that have some.
+    pub(crate) temporary_tables: Mutex<Vec<Weak<TemporaryTables>>>,
     next_transaction_id: AtomicU64,
     /// What clients that asked for it know transactions by.
     pub(crate) transaction_ids: TransactionIds,
@@ -269,6 +273,8 @@ impl Database {
             finishing: Mutex::default(),
             transactions,
             ids: storage.as_ref().map_or_else(|| Arc::new(Ids::of(&manifest)), |storage| Arc::clone(storage.ids())),
+            temporary_ids: TemporaryIds::default(),
+            temporary_tables: Mutex::default(),
             next_transaction_id: AtomicU64::new(1),
             transaction_ids: TransactionIds::restore(&manifest.transaction_ids),
             reload: OnceLock::new(),
@@ -365,6 +371,19 @@ impl Database {
 
     /// All that is committed by now.
     pub fn version(&self) -> Arc<DatabaseVersion> {
+        self.version_over(Arc::clone)
+    }
+
+    /// As `version`, for a session with temporary tables.
+    pub fn version_for(&self, temporary: &TemporaryTables) -> Arc<DatabaseVersion> {
+        let version = self.version_over(|state| temporary.over(state.clone()));
+        if self.is_following() && version.temporary_schema().is_some() {
+            temporary.note_view(version.view());
+        }
+        version
+    }
+
+    fn version_over(&self, over: impl Fn(&Arc<DatabaseState>) -> Arc<DatabaseState>) -> Arc<DatabaseVersion> {
         QueryHeap::outside(|| {
             loop {
                 let view = {
@@ -375,7 +394,7 @@ impl Database {
                     view.unwrap_or_else(|_| keeper.hold_now())
                 };
                 if let Some(state) = self.state_as_of(&view) {
-                    return Arc::new(DatabaseVersion::new(state, Arc::new(view)));
+                    return Arc::new(DatabaseVersion::new(over(&state), Arc::new(view)));
                 }
             }
         })
@@ -445,6 +464,7 @@ impl Database {
                 table.supersede();
             }
         }
+        self.forget_states();
     }
 
     pub(crate) fn transactions(&self) -> &Arc<Transactions> {
@@ -548,19 +568,16 @@ impl Database {
         let commit = self.commit.lock();
         self.spaces.get(name)?;
         let version = self.state();
-        let uses = |table: &&Arc<Table>| {
-            let placement = &table.placement;
-            let own = table.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
-            placement.main == name
-                || placement.delta == name
-                || placement.columns.values().chain(own).any(|space| space == name)
-        };
         let shown = |table: &Arc<Table>| version.shown_name(&table.def);
-        let users: Vec<String> = version.tables.values().filter(uses).map(shown).collect();
+        let users: Vec<String> = version.tables.values().filter(|table| table.uses(name)).map(shown).collect();
         if !users.is_empty() && !matches!(name, "near" | "far") {
             return Err(Error::new(SqlState::OBJECT_IN_USE, format!("tablespace \"{name}\" is not empty"))
                 .with_detail(format!("Tables in it: {}.", users.join(", ")))
                 .with_hint("Move them with ALTER TABLE … SET TABLESPACE first."));
+        }
+        if self.temporary_tables().iter().any(|table| table.uses(name)) && !matches!(name, "near" | "far") {
+            return Err(Error::new(SqlState::OBJECT_IN_USE, format!("tablespace \"{name}\" is not empty"))
+                .with_detail("Temporary tables of sessions are in it."));
         }
         if self.config.tablespaces.iter().any(|space| space.name == name) {
             return Err(Error::new(
@@ -645,6 +662,9 @@ impl Database {
     /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`
     /// fewer where the sequence ends, but one at least. 2200H when there are no more.
     pub fn next_values(&self, sequence: &Sequence, count: u64, partial: bool) -> Result<Vec<i64>> {
+        if sequence.def.id.is_temporary() {
+            return QueryHeap::outside(|| sequence.take(None, count, partial));
+        }
         self.check_writes()?;
         QueryHeap::outside(|| sequence.take(self.kept_positions(), count, partial))
     }
@@ -655,6 +675,9 @@ impl Database {
 
     /// Sets where a sequence stands, at once and for all. 22003 when the value is not within its bounds.
     pub fn set_sequence(&self, sequence: &Sequence, value: i64, called: bool) -> Result<()> {
+        if sequence.def.id.is_temporary() {
+            return QueryHeap::outside(|| sequence.set(None, value, called));
+        }
         self.check_writes()?;
         QueryHeap::outside(|| sequence.set(self.kept_positions(), value, called))
     }
@@ -669,6 +692,14 @@ impl Database {
 
     pub(crate) fn next_row_group_id(&self) -> RowGroupId {
         self.ids.draw_row_group()
+    }
+
+    /// Of new rows of a table.
+    pub(crate) fn next_row_group_of(&self, table: &TableDef) -> RowGroupId {
+        match table.is_temporary() {
+            true => self.temporary_ids.draw_row_group(),
+            false => self.next_row_group_id(),
+        }
     }
 
     /// Write locks held and waited for.

@@ -38,6 +38,7 @@ pub use catalog::roles::{
 };
 pub use catalog::sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use catalog::state::{Catalog, ColumnSize, DatabaseState, DatabaseVersion, StateMark, TableSize};
+pub use catalog::temporary::TemporaryTables;
 pub use config::{Config, ConfigBuilder, OnFenced, PoolRole, PoolSettings};
 pub use database::{Database, DatabaseStats};
 pub use ddl::alter::{ColumnSource, Compute};

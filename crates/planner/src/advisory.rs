@@ -199,6 +199,10 @@ impl AdvisoryLocks {
         self.state.lock().guests.insert(session);
     }
 
+    pub fn is_guest(&self, session: u32) -> bool {
+        self.state.lock().guests.contains(&session)
+    }
+
     pub fn end_session(&self, session: u32) {
         let mut state = self.state.lock();
         state.guests.remove(&session);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
 use tidepool_database::{Config, NewPartition, RelationName, TablespaceChange};
 use tidepool_device::CacheSize;
-use tidepool_table::{CheckDef, ColumnDef, Identity, Partitioning, Placement, StorageParameters, TableDef};
+use tidepool_table::{CheckDef, ColumnDef, Identity, OnCommit, Partitioning, Placement, StorageParameters, TableDef};
 use tidepool_tablespace::TablespaceConfig;
 
 /// Columns of a table: PostgreSQL's limit.
@@ -31,6 +31,7 @@ pub(crate) const NAME_LEN_MAX: usize = 63;
 pub struct NewTable {
     pub name: RelationName,
     pub if_not_exists: bool,
+    pub on_commit: OnCommit,
     pub columns: Vec<ColumnDef>,
     pub keys: Vec<KeyClause>,
     pub checks: Vec<CheckDef>,
@@ -69,9 +70,13 @@ pub fn new_table(
 ) -> Result<NewTable> {
     let qualified = insert::object_name(&table.name)?;
     check_table_name(&qualified.name)?;
-    let name = resolve::new_name(facts, &qualified)?;
-    if table.temporary {
-        return Err(Error::unsupported("temporary tables are not supported"));
+    let name = match table.temporary {
+        true => resolve::new_temporary_name(facts, &qualified)?,
+        false => resolve::new_name(facts, &qualified)?,
+    };
+    let on_commit = on_commit(&name, table.on_commit)?;
+    if name.schema.is_temporary() && partitions.by.is_some() {
+        return Err(Error::unsupported("temporary tables cannot be partitioned"));
     }
     if table.like.is_some() || table.inherits.is_some() || table.clone.is_some() {
         return Err(Error::unsupported("this form of CREATE TABLE is not supported")
@@ -81,6 +86,11 @@ pub fn new_table(
         None => None,
         Some((parent, clause)) => Some((partitions::parent(facts, parent)?, clause)),
     };
+    if let Some((parent, _)) = parent.as_ref().filter(|_| name.schema.is_temporary()) {
+        let parent = &parent.def.name;
+        let message = format!("cannot create a temporary relation as partition of permanent relation \"{parent}\"");
+        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
+    }
     // What is not said is as the partitioned table has it.
     let inherited = parent.as_ref().map(|(parent, _)| parent.def.parameters);
     let parameters = storage_parameters(&table.table_options, inherited.unwrap_or_default())?;
@@ -109,6 +119,7 @@ pub fn new_table(
         return Ok(NewTable {
             name,
             if_not_exists: table.if_not_exists,
+            on_commit,
             columns: Vec::new(),
             keys: Vec::new(),
             checks: Vec::new(),
@@ -196,6 +207,7 @@ pub fn new_table(
     Ok(NewTable {
         name,
         if_not_exists: table.if_not_exists,
+        on_commit,
         columns,
         keys,
         checks,
@@ -206,6 +218,19 @@ pub fn new_table(
         partitioning,
         partition,
         query: None,
+    })
+}
+
+/// What becomes of a new table when transactions commit. 42P16 for one that is not temporary and would not stay.
+fn on_commit(name: &RelationName, given: Option<ast::OnCommit>) -> Result<OnCommit> {
+    if given.is_some() && !name.schema.is_temporary() {
+        let message = "ON COMMIT can only be used on temporary tables";
+        return Err(Error::new(SqlState::INVALID_TABLE_DEFINITION, message));
+    }
+    Ok(match given {
+        None | Some(ast::OnCommit::PreserveRows) => OnCommit::PreserveRows,
+        Some(ast::OnCommit::DeleteRows) => OnCommit::DeleteRows,
+        Some(ast::OnCommit::Drop) => OnCommit::Drop,
     })
 }
 

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_database::{CurrentTransaction, DatabaseVersion, Footing};
+use tidepool_database::{CurrentTransaction, DatabaseVersion, Footing, TemporaryTables};
 
 /// The one database's name.
 pub const DATABASE: &str = "tidepool";
@@ -36,6 +36,8 @@ pub struct SessionFacts {
     pub sequences: Arc<Mutex<SessionSequences>>,
     /// Of the session's transaction.
     pub current: Arc<CurrentTransaction>,
+    /// What is the session's own, which is in the snapshot, too.
+    pub temporary: Arc<TemporaryTables>,
     /// The snapshot this statement reads.
     pub version: Arc<DatabaseVersion>,
     pub transaction_start: DateTime<Utc>,
@@ -78,6 +80,7 @@ impl SessionFacts {
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
             current: self.current.clone(),
+            temporary: self.temporary.clone(),
             version,
             transaction_start: self.transaction_start,
             statement_start: self.statement_start,

@@ -392,6 +392,8 @@ fn hash_of<S: Hash + ?Sized>(facts: &SessionFacts, subject: &S) -> u64 {
     subject.hash(&mut hasher);
     facts.role.id.hash(&mut hasher);
     facts.settings.values().hash(&mut hasher);
+    // What a name means to a session that has tables of its own is for no other.
+    facts.version.temporary_schema().hash(&mut hasher);
     hasher.finish()
 }
 

@@ -59,7 +59,9 @@ impl Acting {
 
     /// What it may do with an object, apart from its columns.
     pub fn privileges(&self, catalog: &Catalog, object: &AccessObject, kind: AccessKind) -> Privileges {
-        if self.is_superuser {
+        // The schema of its session's own tables, which no statement of another finds.
+        let is_own = matches!(object, AccessObject::Schema(id) if id.is_temporary());
+        if self.is_superuser || is_own {
             return kind.privileges();
         }
         let mut all = self.of_grants(&catalog.access(object).grants(kind));
@@ -238,6 +240,10 @@ impl Check<'_> {
                 }
                 self.references(table)?;
                 let name = object_name(&table.name);
+                let is_in_own = || resolve::makes_temporary(self.facts, name.schema.as_deref());
+                if table.temporary || is_in_own() {
+                    return self.make_temporary();
+                }
                 self.create_in(name.schema.as_deref())
             }
             Command::DropTables { names, .. }
@@ -334,6 +340,7 @@ impl Check<'_> {
             | Command::Show { .. }
             | Command::DiscardAll
             | Command::DiscardSequences
+            | Command::DiscardTemporary
             | Command::DoNothing { .. }
             | Command::Prepare { .. }
             | Command::Execute { .. }
@@ -426,6 +433,17 @@ impl Check<'_> {
         match has.has(privilege) {
             true => Ok(()),
             false => Err(denied(format!("permission denied for database {}", self.facts.database))),
+        }
+    }
+
+    fn make_temporary(&self) -> Result<()> {
+        let has = self.acting.privileges(self.catalog, &AccessObject::Database, AccessKind::Database);
+        match has.has(Privileges::TEMPORARY) {
+            true => Ok(()),
+            false => {
+                let database = self.facts.database;
+                Err(denied(format!("permission denied to create temporary tables in database \"{database}\"")))
+            }
         }
     }
 
@@ -667,7 +685,7 @@ fn column_name(name: &ast::ObjectName) -> String {
     name.0.last().and_then(ast::ObjectNamePart::as_ident).map(fold).unwrap_or_default()
 }
 
-fn object_name(name: &ast::ObjectName) -> QualifiedName {
+pub fn object_name(name: &ast::ObjectName) -> QualifiedName {
     let mut parts = name.0.iter().rev().filter_map(ast::ObjectNamePart::as_ident).map(fold);
     let (own, schema) = (parts.next().unwrap_or_default(), parts.next());
     QualifiedName { schema, name: own }

@@ -130,6 +130,7 @@ pub fn takes_snapshot(command: &Command) -> bool {
             | Command::Show { .. }
             | Command::DiscardAll
             | Command::DiscardSequences
+            | Command::DiscardTemporary
             | Command::DoNothing { .. }
             | Command::Deallocate { .. }
             | Command::Fetch { .. }

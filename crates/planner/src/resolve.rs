@@ -32,6 +32,27 @@ impl Relation {
     }
 }
 
+/// What a session calls the schema of its temporary tables.
+pub const TEMPORARY: &str = "pg_temp";
+
+/// The name of the schema of the session's temporary tables, if it has some.
+fn own_schema_name(facts: &SessionFacts) -> Option<&str> {
+    facts.version.temporary_schema().map(|id| facts.version.schema_name(id))
+}
+
+/// Whether a schema's name means that of the session's temporary tables.
+pub fn is_temporary(facts: &SessionFacts, schema: &str) -> bool {
+    schema == TEMPORARY || schema.starts_with("pg_temp_") && schema == facts.temporary.schema_name()
+}
+
+/// Whether a table that is made with this schema's name, or none, is temporary for that alone.
+pub fn makes_temporary(facts: &SessionFacts, schema: Option<&str>) -> bool {
+    match schema {
+        Some(schema) => is_temporary(facts, schema),
+        None => facts.settings.search_path().first().is_some_and(|first| is_temporary(facts, first)),
+    }
+}
+
 /// The schemas that the session's path names, in order, as far as they exist.
 pub fn named_path(facts: &SessionFacts) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
@@ -40,6 +61,10 @@ pub fn named_path(facts: &SessionFacts) -> Vec<String> {
         let (name, exists) = match name.as_str() {
             // A role may be called as a schema of the system's is, which it does not mean.
             "$user" => (facts.user.clone(), facts.version.schema(&facts.user).is_some()),
+            TEMPORARY => match own_schema_name(facts) {
+                Some(own) => (own.to_owned(), true),
+                None => (name, false),
+            },
             _ => {
                 let exists = catalog::schema_oid(facts, &name).is_some();
                 (name, exists)
@@ -52,11 +77,17 @@ pub fn named_path(facts: &SessionFacts) -> Vec<String> {
     path
 }
 
-/// The schemas that names without one are looked up in: `pg_catalog` first unless the path places it.
+/// The schemas that names without one are looked up in: that of the session's temporary tables and `pg_catalog` first, unless the path places
+/// them.
 pub fn search_path(facts: &SessionFacts) -> Vec<String> {
     let mut path = named_path(facts);
     if !path.iter().any(|schema| schema == "pg_catalog") {
         path.insert(0, "pg_catalog".to_owned());
+    }
+    if let Some(own) = own_schema_name(facts)
+        && !path.iter().any(|schema| schema == own)
+    {
+        path.insert(0, own.to_owned());
     }
     path
 }
@@ -67,6 +98,7 @@ pub fn current_schema(facts: &SessionFacts) -> Option<String> {
 }
 
 pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relation> {
+    let schema = if schema == TEMPORARY { own_schema_name(facts)? } else { schema };
     facts.footing.schema(schema);
     match facts.version.schema(schema) {
         Some(schema) => {
@@ -100,6 +132,9 @@ pub fn relation(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Optio
 
 /// A schema of the users' own. 3F000 when there is none of that name, 42501 when it is the system's.
 pub fn own_schema(facts: &SessionFacts, name: &str) -> Result<SchemaId> {
+    if is_temporary(facts, name) {
+        return Ok(facts.temporary.schema(facts.planner.database()));
+    }
     facts.footing.schema(name);
     match facts.version.schema(name) {
         Some(schema) => Ok(schema.id),
@@ -115,6 +150,7 @@ pub fn own_schema(facts: &SessionFacts, name: &str) -> Result<SchemaId> {
 pub fn new_name(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationName> {
     let schema = match &name.schema {
         Some(schema) => own_schema(facts, schema)?,
+        None if makes_temporary(facts, None) => own_schema(facts, TEMPORARY)?,
         None => match current_schema(facts) {
             Some(schema) => own_schema(facts, &schema)?,
             None => {
@@ -123,6 +159,15 @@ pub fn new_name(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationNa
         },
     };
     Ok(RelationName::new(schema, &name.name))
+}
+
+/// Where a temporary table of this name is made. 42P16 when that is to be in another schema than the session's own.
+pub fn new_temporary_name(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationName> {
+    if name.schema.as_ref().is_some_and(|schema| !is_temporary(facts, schema)) {
+        let message = "cannot create temporary relation in non-temporary schema";
+        return Err(Error::new(SqlState::INVALID_TABLE_DEFINITION, message));
+    }
+    Ok(RelationName::new(own_schema(facts, TEMPORARY)?, &name.name))
 }
 
 /// A table that can be changed. 42P01 when there is none, 42501 for one of the system's.

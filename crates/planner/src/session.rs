@@ -38,6 +38,7 @@ mod sequences;
 mod settings;
 mod standbys;
 mod tables;
+mod temporary;
 mod transaction;
 mod upkeep;
 mod utility;
@@ -75,7 +76,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::{Catalog, CurrentTransaction, DatabaseVersion, Footing};
+use tidepool_database::{Catalog, CurrentTransaction, DatabaseVersion, Footing, TemporaryTables};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tokio::sync::Notify;
 use transaction::Block;
@@ -231,6 +232,7 @@ pub struct Session {
     sequences: Arc<Mutex<SessionSequences>>,
     /// What the client knows the transaction by that it is in, or the statement, if it asks for that.
     current: Arc<CurrentTransaction>,
+    temporary: Arc<TemporaryTables>,
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
     notices: Vec<Notice>,
@@ -265,6 +267,13 @@ pub struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.planner.forget(self.shared.id);
+        if self.temporary.is_used() {
+            // What looks at them.
+            (self.block, self.cursors) = (None, HashMap::new());
+            let (tables, database) = (std::mem::take(&mut self.temporary), self.planner.database().clone());
+            // Many rows take a while.
+            self.planner.workers().spawn_blocking(move || database.end_temporary_tables(tables));
+        }
     }
 }
 
@@ -282,7 +291,7 @@ fn facts_of(
     shared: &SessionShared,
     settings: &Arc<Settings>,
     sequences: &Arc<Mutex<SessionSequences>>,
-    current: &Arc<CurrentTransaction>,
+    (current, temporary): (&Arc<CurrentTransaction>, &Arc<TemporaryTables>),
     version: Arc<DatabaseVersion>,
     footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
@@ -300,6 +309,7 @@ fn facts_of(
         settings: settings.clone(),
         sequences: sequences.clone(),
         current: current.clone(),
+        temporary: temporary.clone(),
         version,
         transaction_start,
         statement_start,
@@ -361,6 +371,7 @@ impl Session {
             by_protocol: HashMap::new(),
             sequences: Arc::default(),
             current: Arc::default(),
+            temporary: TemporaryTables::of_session(id),
             cursors: HashMap::new(),
             next_cursor: 0,
             notices: Vec::new(),
@@ -518,13 +529,13 @@ impl Session {
 
     /// As `facts`, over what is committed, whatever the transaction block: no statement of it begins.
     fn facts_apart(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
-        self.facts_over(self.planner.database().version(), statement_start)
+        self.facts_over(self.planner.database().version_for(&self.temporary), statement_start)
     }
 
     fn facts_over(&self, version: Arc<DatabaseVersion>, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
         let transaction_start = self.block.as_ref().map_or(statement_start, |block| block.start);
-        let Session { planner, shared, settings, sequences, current, footing, .. } = self;
-        let footing = footing.clone();
+        let Session { planner, shared, settings, sequences, current, temporary, footing, .. } = self;
+        let (footing, current) = (footing.clone(), (current, temporary));
         facts_of(planner, shared, settings, sequences, current, version, footing, transaction_start, statement_start)
     }
 

@@ -49,8 +49,8 @@ pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, Partitio
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, Form, ScanMetrics, ScanReader, ScanRequest, TableScan, TablespaceRead};
 pub use schema::{
-    CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, NUMERIC_WIDTH, ROW_ID,
-    ReferencedPart, ReferentialAction, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,
+    CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, NUMERIC_WIDTH, OnCommit,
+    ROW_ID, ReferencedPart, ReferentialAction, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,
 };
 pub use segment::{Origin, Segment, SegmentPlace};
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};

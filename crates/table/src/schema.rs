@@ -79,6 +79,18 @@ pub struct TableDef {
     /// The partitioned table that it is a partition of, whose columns it has in the same order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_of: Option<TableId>,
+    /// Of a temporary table, which nothing is written of.
+    #[serde(skip)]
+    pub on_commit: OnCommit,
+}
+
+/// What becomes of a temporary table when a transaction commits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCommit {
+    #[default]
+    PreserveRows,
+    DeleteRows,
+    Drop,
 }
 
 /// An index. Its schema is its table's.
@@ -241,9 +253,15 @@ impl TableDef {
             parameters: StorageParameters::default(),
             partitioning: None,
             partition_of: None,
+            on_commit: OnCommit::PreserveRows,
         };
         def.number_columns();
         def
+    }
+
+    /// It is one session's alone.
+    pub fn is_temporary(&self) -> bool {
+        self.id.is_temporary()
     }
 
     /// Gives numbers to the columns that have none: new ones, and those of a folder from before there were any.

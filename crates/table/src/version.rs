@@ -170,6 +170,15 @@ impl Table {
         self.indexes.iter().find(|index| index.id() == id)
     }
 
+    /// Whether some part of it goes to a tablespace.
+    pub fn uses(&self, tablespace: &str) -> bool {
+        let placement = &self.placement;
+        let own = self.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
+        placement.main == tablespace
+            || placement.delta == tablespace
+            || placement.columns.values().chain(own).any(|space| space == tablespace)
+    }
+
     /// The tablespace of an index, by name.
     pub fn index_tablespace<'t>(&'t self, def: &'t IndexDef) -> &'t str {
         def.tablespace.as_deref().unwrap_or(&self.placement.delta)

@@ -427,3 +427,45 @@ fn who_follows_shows_what_is_applied_and_writes_nothing_until_promoted() {
     all.follow(CommitTs(1 << 60));
     assert!(all.clock().now() < CommitTs(1 << 60), "what comes late is not followed");
 }
+
+/// A transaction of what nobody else reads: one version in the place of another.
+struct Apart<'a>(One<'a>, Arc<AtomicUsize>);
+
+impl Commit for Apart<'_> {
+    fn reserve(&mut self) -> Result<()> {
+        Err(Error::internal("what is apart is in no log"))
+    }
+
+    fn append(&mut self, _: CommitTs) {
+        panic!("what is apart is in no log");
+    }
+
+    fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        self.0.stamp(ts, worker);
+        let freed = self.1.clone();
+        worker.retire_with(ts, move || _ = freed.fetch_add(1, Ordering::Relaxed));
+    }
+
+    fn is_apart(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_is_apart_is_committed_by_who_follows_and_what_it_replaced_outlives_snapshots_of_then() {
+    let all = Transactions::following(CommitTs(50));
+    let mut writer = all.worker().unwrap();
+    let (word, freed) = (AtomicU64::new(0), Arc::new(AtomicUsize::new(0)));
+    let early = all.worker().unwrap().hold();
+    for round in 0..3 {
+        writer.begin(Isolation::ReadCommitted).unwrap();
+        let mut work = Apart(One::write(&word, &writer), freed.clone());
+        assert_eq!(writer.commit(&mut work).unwrap(), Some(CommitTs(50)), "round {round}");
+        assert!(writer.snapshot().sees(&all, &word, 1), "the next statement sees it");
+    }
+    assert_eq!(writer.collect(), 3, "somebody looks at what was there, or may begin to");
+    all.follow(CommitTs(60));
+    assert_eq!((writer.collect(), freed.load(Ordering::Relaxed)), (3, 0), "somebody still does");
+    drop(early);
+    assert_eq!((writer.collect(), freed.load(Ordering::Relaxed)), (0, 3));
+}

@@ -65,6 +65,12 @@ pub trait Commit {
 
     /// In the place of all the others, when nothing was written: forgets what was read.
     fn end_reading(&mut self) {}
+
+    /// Nobody reads what was written but the worker's own session, one statement after the other. It is committed where another
+    /// process commits, too.
+    fn is_apart(&self) -> bool {
+        false
+    }
 }
 
 /// A slot, of a session or a thread that keeps it for long: one transaction after another. Dropping it gives the slot
@@ -314,6 +320,18 @@ impl Worker {
         }
     }
 
+    /// As `pin_horizon`, of all that is committed by now: for what nobody looks at through an older view.
+    pub fn pin_now(&self) -> HeldSnapshot {
+        let snapshot = self.snapshot_now();
+        let ts = snapshot.ts().0;
+        self.slot().hold(ts);
+        HeldSnapshot {
+            view: View::new(&self.transactions, ts, self.tag(), 0),
+            transactions: Arc::clone(&self.transactions),
+            slot: self.index,
+        }
+    }
+
     /// Waits until another transaction is over. See [`Transactions::wait_for`]. Of a worker in a hurry an error at once
     /// ([`Worker::set_hurried`]).
     pub fn wait_for(&self, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
@@ -373,6 +391,9 @@ impl Worker {
             return Ok(None);
         }
         if self.transactions.is_following() {
+            if work.is_apart() {
+                return Ok(Some(self.commit_apart(work)));
+            }
             return Err(Error::new(SqlState::READ_ONLY_SQL_TRANSACTION, "cannot write during recovery"));
         }
         // Until the versions are stamped.
@@ -401,6 +422,21 @@ impl Worker {
         self.transactions.clock().wait_until(c);
         self.collect_some();
         Ok(Some(CommitTs(c)))
+    }
+
+    /// Commits what nobody else reads, as of a time that is another process's: the session's next snapshot is no earlier. What it
+    /// replaces is retired at that time, so it stays as long as there is a snapshot of then.
+    fn commit_apart(&mut self, work: &mut impl Commit) -> CommitTs {
+        // Until the versions are stamped.
+        self.draw();
+        let c = self.transactions.clock().now().0;
+        self.slot().state.store(committed(c), Ordering::Release);
+        work.stamp(CommitTs(c), self);
+        self.close_snapshot();
+        self.lower.set(self.lower.get().max(c));
+        self.end_writing();
+        self.collect_some();
+        CommitTs(c)
     }
 
     /// Step 3.

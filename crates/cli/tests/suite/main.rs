@@ -43,6 +43,7 @@ mod shared_plans;
 mod slt;
 mod standby;
 mod synchronous;
+mod temporary;
 mod tpcc_client;
 mod transaction_ids;
 mod transactions;

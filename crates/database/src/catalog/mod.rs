@@ -6,3 +6,4 @@ pub(crate) mod relation;
 pub(crate) mod roles;
 pub(crate) mod sequence;
 pub(crate) mod state;
+pub(crate) mod temporary;

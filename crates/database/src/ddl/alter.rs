@@ -91,7 +91,7 @@ impl Transaction {
                     });
                 }
                 progress.add(group.encoded_bytes(), group.rows() as u64);
-                let group = RowGroup::from_segments(database.next_row_group_id(), segments)?;
+                let group = RowGroup::from_segments(database.next_row_group_of(&def), segments)?;
                 rows.load(worker, &view, writes, Arc::new(group))?;
                 continue;
             }
@@ -116,7 +116,7 @@ impl Transaction {
             })?;
             if batches.iter().map(RecordBatch::num_rows).sum::<usize>() >= SHORT_ROW_GROUP_ROWS {
                 let batch = arrow_select::concat::concat_batches(&schema, &batches).map_err(broken)?;
-                let id = database.next_row_group_id();
+                let id = database.next_row_group_of(&def);
                 let group = RowGroup::encode(id, &batch, &placement, database.tablespaces())?;
                 rows.load(worker, &view, writes, Arc::new(group))?;
                 continue;

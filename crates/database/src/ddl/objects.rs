@@ -2,7 +2,7 @@
 
 use crate::catalog::relation::{RelationName, SchemaDef, ViewDef};
 use crate::catalog::roles::AccessObject;
-use crate::write::transaction::{check_name, exists};
+use crate::write::transaction::{check_move, check_name, exists};
 use crate::{Sequence, SequenceDef, Transaction};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
@@ -52,6 +52,10 @@ impl Transaction {
 
     fn schema(&self, name: &str) -> Result<SchemaId> {
         let schema = self.state().schema(name).map(|schema| schema.id);
+        if schema.is_some_and(SchemaId::is_temporary) {
+            return Err(Error::unsupported("temporary schemas cannot be changed or dropped")
+                .with_hint("DISCARD TEMP drops all that is in it."));
+        }
         schema.ok_or_else(|| Error::new(SqlState::INVALID_SCHEMA_NAME, format!("schema \"{name}\" does not exist")))
     }
 
@@ -68,6 +72,16 @@ impl Transaction {
         Ok(())
     }
 
+    /// Makes the session's own schema, if something is made in it for the first time.
+    pub(crate) fn begin_schema(&mut self, id: SchemaId) {
+        if id.is_temporary()
+            && !self.state().catalog.schemas.contains_key(&id)
+            && let Some(name) = self.temporary.as_ref().map(|temporary| temporary.schema_name())
+        {
+            self.change_schema(id, Some(&name));
+        }
+    }
+
     fn change_schema(&mut self, id: SchemaId, name: Option<&str>) {
         let schema = name.map(|name| Arc::new(SchemaDef { id, name: name.to_owned() }));
         self.changes.schemas.insert(id, schema);
@@ -81,6 +95,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             let name = RelationName::from(&view);
             check_name(&name.name)?;
+            check_lasts(&view)?;
             self.lock(&name)?;
             let version = self.state();
             view.id = match version.catalog.views.get(&name) {
@@ -105,6 +120,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             let new_name = RelationName::from(&altered);
             check_name(&new_name.name)?;
+            check_move(name.schema, new_name.schema)?;
             self.lock(name)?;
             let before = self.view(name)?;
             if new_name != *name {
@@ -151,8 +167,9 @@ impl Transaction {
             if self.state().is_taken(&name) {
                 return Err(exists(&name.name));
             }
-            def.id = self.database.next_table_id();
-            def.position_id = self.database.next_table_id().0;
+            self.begin_schema(name.schema);
+            def.id = self.database.next_oid_in(name.schema);
+            def.position_id = self.database.next_oid_in(name.schema).0;
             let id = def.id;
             self.change_sequence(id, Some(Sequence::new(def)));
             self.own(AccessObject::Relation(id));
@@ -166,6 +183,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             let new_name = RelationName::from(&def);
             check_name(&new_name.name)?;
+            check_move(name.schema, new_name.schema)?;
             self.lock(name)?;
             let before = self.sequence(name)?;
             if new_name != *name {
@@ -177,7 +195,7 @@ impl Transaction {
             let id = before.def.id;
             let altered = match restart {
                 Some(value) => {
-                    def.position_id = self.database.next_table_id().0;
+                    def.position_id = self.database.next_oid_in(def.schema).0;
                     Sequence::restarted(def, value)
                 }
                 None => before.with_def(def),
@@ -216,5 +234,15 @@ impl Transaction {
             self.change(table.with_def(Arc::new(def)));
             Ok(())
         })
+    }
+}
+
+/// 0A000 for a view that would be one session's alone.
+fn check_lasts(view: &ViewDef) -> Result<()> {
+    let reads_temporary = view.relations.iter().any(|relation| relation.id.is_temporary());
+    match reads_temporary || view.schema.is_temporary() {
+        true => Err(Error::unsupported("temporary views are not supported")
+            .with_hint("A view of a temporary table would be temporary itself. Use a common table expression.")),
+        false => Ok(()),
     }
 }

@@ -54,9 +54,10 @@ impl Committing<'_> {
             redo.prepare(self.writes, catalog, id, &self.worker.snapshot_now(), self.places, self.interrupted)?;
         }
         // Whoever waits for it may have been told by now that it came to nothing.
+        let is_apart = catalog.is_none() && self.id.is_none() && !self.writes.is_for_others();
         let committed = self.patience.settle().and_then(|()| {
             let redo = self.redo.as_deref_mut();
-            self.worker.commit(&mut Logged { writes: self.writes, redo, coming, id: self.id })
+            self.worker.commit(&mut Logged { writes: self.writes, redo, coming, id: self.id, is_apart })
         });
         if let (Err(_), Some(redo)) = (&committed, &mut self.redo) {
             redo.abandon();
@@ -84,7 +85,7 @@ impl Committing<'_> {
         let tables = || changes.tables.values().flatten().chain(self.written.values());
         let mut loaded = Vec::new();
         for (store, row, change) in self.writes.changes() {
-            if change != Change::Loaded {
+            if change != Change::Loaded || store.id().is_temporary() {
                 continue;
             }
             // None: it was emptied, moved or dropped later in the same transaction.

@@ -11,6 +11,7 @@
 //! | timestamp (`CommitTs`) | the clock of `txn` | a commit | never, once a manifest or any block of the log has it: the clock starts behind both |
 //! | segment of the log | the log | `<number>.log` | never within the log of one identity, once it was begun (`tidepool_log`) |
 //! | identity of a log, life of an opening | random numbers | a log; its blocks | never, as far as 128 and 64 bits go |
+//! | ids of temporary tables, of what is in them and of their rows | [`TEMPORARY_OIDS`](tidepool_base::TEMPORARY_OIDS), [`TEMPORARY_IDS`](tidepool_base::TEMPORARY_IDS) | nothing outside the process | by each process; the counters above never come there |
 //! | temporary file | `Storage::next_temporary` | `<name>.<number>.new` | by each process: what is there under such a name is nobody's, and is replaced |
 //! | transaction, statement, tablespace, session | counters of the process | nothing outside the process | by each process |
 //!

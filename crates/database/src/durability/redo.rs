@@ -283,7 +283,7 @@ impl Redo {
             self.record.extend(oldest.to_le_bytes());
         }
         let mut last = None;
-        for (store, row, change) in writes.changes() {
+        for (store, row, change) in writes.changes().filter(|(store, ..)| !store.id().is_temporary()) {
             if self.record.len() >= PIECE_BYTES {
                 interrupted()?;
                 self.appender.spill(&self.record, interrupted)?;
@@ -406,6 +406,8 @@ pub(crate) struct Logged<'t> {
     pub coming: Option<&'t Coming>,
     /// If its client asked for it.
     pub id: Option<(&'t TransactionIds, u64)>,
+    /// It is of temporary tables alone.
+    pub is_apart: bool,
 }
 
 impl Commit for Logged<'_> {
@@ -438,5 +440,9 @@ impl Commit for Logged<'_> {
 
     fn end_reading(&mut self) {
         self.writes.end_reading();
+    }
+
+    fn is_apart(&self) -> bool {
+        self.is_apart
     }
 }

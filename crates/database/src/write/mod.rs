@@ -11,5 +11,6 @@ pub(crate) mod locks;
 pub(crate) mod partition;
 pub(crate) mod references;
 pub(crate) mod rows;
+pub(crate) mod temporary;
 pub(crate) mod transaction;
 pub(crate) mod writer;

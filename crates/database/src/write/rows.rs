@@ -88,7 +88,11 @@ impl RowWrite {
 impl Database {
     /// Rows of a new table.
     pub(crate) fn new_rows(&self, def: &TableDef, placement: &Placement) -> Result<Arc<RowStore>> {
-        self.rows_of_store(self.next_store_id(), def, placement)
+        let id = match def.is_temporary() {
+            true => self.temporary_ids.draw_store(),
+            false => self.next_store_id(),
+        };
+        self.rows_of_store(id, def, placement)
     }
 
     /// As `new_rows`, of a store that was there before.
@@ -142,7 +146,7 @@ impl Transaction {
         if rows == 0 {
             return Ok(0);
         }
-        self.loaded |= !groups.is_empty();
+        self.loaded |= !groups.is_empty() && !table.def.is_temporary();
         self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
         let statement = self.statement()?;
         self.written.insert(table.def.id, table.clone());
@@ -256,7 +260,9 @@ impl Transaction {
         let name = table.into();
         QueryHeap::outside(|| {
             let table = self.table(&name)?;
-            Ok(Arc::new(TableVersion::of(&table, &Arc::new(self.worker().hold_now()))))
+            let view = Arc::new(self.worker().hold_now());
+            self.note_view(&self.state(), &view);
+            Ok(Arc::new(TableVersion::of(&table, &view)))
         })
     }
 

@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::write::footing::Footing;
 use crate::write::locks::{LockMode, Locker};
 use crate::write::references::{References, ReferencesSavepoint};
-use crate::{Database, DatabaseVersion, NewIndex, Patience};
+use crate::{Database, DatabaseVersion, NewIndex, Patience, TemporaryTables};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{
@@ -65,7 +65,7 @@ pub struct Transaction {
     pub(crate) gone: BTreeSet<(TableId, RowId)>,
     begun: bool,
     pub(crate) locked: BTreeMap<RelationName, LockMode>,
-    /// Row groups were made.
+    /// Row groups were made, of tables that are not temporary.
     pub(crate) loaded: bool,
     commit_wait: CommitWait,
     /// Rows of row groups made.
@@ -79,6 +79,8 @@ pub struct Transaction {
     pub(crate) footing: Option<Arc<Footing>>,
     /// Of its session.
     current: Option<Arc<CurrentTransaction>>,
+    /// Of its session, too.
+    pub(crate) temporary: Option<Arc<TemporaryTables>>,
 }
 
 /// What a commit waits for before its client is told. Exhaustive and mutually exclusive.
@@ -155,7 +157,13 @@ impl Transaction {
             role: RoleId::OWNER,
             footing: None,
             current: None,
+            temporary: None,
         }
+    }
+
+    /// Whose temporary tables it sees and may change.
+    pub fn set_temporary(&mut self, temporary: Arc<TemporaryTables>) {
+        self.temporary = Some(temporary);
     }
 
     /// Its client may ask for its id, and what has it by then is this transaction's.
@@ -228,6 +236,10 @@ impl Transaction {
     }
 
     pub(crate) fn with_changes(&self, base: Arc<DatabaseState>) -> Arc<DatabaseState> {
+        let base = match &self.temporary {
+            Some(temporary) => temporary.over(base),
+            None => base,
+        };
         if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
     }
 
@@ -246,6 +258,9 @@ impl Transaction {
     pub fn begin_statement(&mut self) -> Result<Arc<DatabaseVersion>> {
         QueryHeap::outside(|| {
             self.end_statement();
+            if let Some(temporary) = self.temporary.as_ref().filter(|temporary| temporary.is_used()) {
+                temporary.free_retired(self.worker(), self.database.is_following());
+            }
             self.begun = true;
             self.worker().next_command()?;
             let (base, view) = match &self.base {
@@ -322,7 +337,18 @@ impl Transaction {
 
     fn version_of(&self, state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
         let has_own_writes = self.loaded || !self.writes.is_empty();
+        self.note_view(&state, &view);
         DatabaseVersion::new(state, view).with_reads(self.reads.clone()).with_own_writes(has_own_writes)
+    }
+
+    /// A statement is to look at a state through a view.
+    pub(crate) fn note_view(&self, state: &DatabaseState, view: &Arc<HeldSnapshot>) {
+        if let Some(temporary) = &self.temporary
+            && self.database.is_following()
+            && state.temporary_schema().is_some()
+        {
+            temporary.note_view(view);
+        }
     }
 
     /// The running statement's; of one that is over with what it is for, if there is none.
@@ -401,7 +427,8 @@ impl Transaction {
 
     /// 40001 for a table of the transaction's snapshot that another has taken the place of since: its rows are nobody's.
     pub(crate) fn check_current(&self, table: &Arc<Table>) -> Result<()> {
-        if self.base.is_none() || self.changes.tables.contains_key(&table.def.id) {
+        let is_own = table.def.is_temporary() || self.changes.tables.contains_key(&table.def.id);
+        if self.base.is_none() || is_own {
             return Ok(());
         }
         let now = self.database.state();
@@ -424,7 +451,9 @@ impl Transaction {
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         if self.locked.get(name).is_none_or(|held| *held < mode) {
-            self.database.check_writes()?;
+            if !name.schema.is_temporary() {
+                self.database.check_writes()?;
+            }
             QueryHeap::outside(|| {
                 if !self.worker().is_hurried() {
                     self.database.locks.lock(self.locker(), name, mode, interrupted)?;
@@ -552,7 +581,8 @@ impl Transaction {
         if self.state().is_taken(name) {
             return Err(exists(&name.name));
         }
-        let id = self.database.next_table_id();
+        self.begin_schema(name.schema);
+        let id = self.database.next_oid_in(name.schema);
         let mut def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
         if !def.primary_key.is_empty() {
             let numbers: Vec<u16> = def.primary_key.iter().map(|column| def.columns[*column].number).collect();
@@ -577,7 +607,7 @@ impl Transaction {
         QueryHeap::outside(|| self.drop_table_outside(&name))
     }
 
-    fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
+    pub(crate) fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
         self.leave_parent(name)?;
         let table = self.locked_table(name)?;
         self.check_nothing_pends(&table.def, "DROP TABLE")?;
@@ -591,7 +621,7 @@ impl Transaction {
         QueryHeap::outside(|| self.truncate_outside(&name))
     }
 
-    fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
+    pub(crate) fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
         self.check_nothing_pends(&table.def, "TRUNCATE")?;
         let empty = self.empty_table(table.def.clone(), table.placement.clone())?;
@@ -615,6 +645,7 @@ impl Transaction {
 
     fn move_table(&mut self, name: &RelationName, new_name: &RelationName) -> Result<()> {
         check_name(&new_name.name)?;
+        check_move(name.schema, new_name.schema)?;
         let table = self.locked_table(name)?;
         self.lock(new_name)?;
         if self.state().is_taken(new_name) {
@@ -678,6 +709,7 @@ impl Transaction {
             if self.has_references() {
                 self.check_all_references()?;
             }
+            self.settle_temporary_tables()?;
             let committed = self.commit_outside()?;
             if self.encoded_rows >= LOAD_ROWS {
                 tidepool_heap::release(Release::All);
@@ -694,6 +726,7 @@ impl Transaction {
             if self.has_references() {
                 self.check_all_references()?;
             }
+            self.settle_temporary_tables()?;
             let (committed, wrote) = self.commit_undurably()?;
             Ok((wrote && self.commit_wait != CommitWait::None).then_some(committed))
         })
@@ -721,7 +754,7 @@ impl Transaction {
     fn commit_undurably(&mut self) -> Result<(CommitTs, bool)> {
         panic_point("database.commit");
         if let Some(current) = &self.current
-            && (!self.writes.is_empty() || !self.changes.is_empty() || self.loaded || current.assigned_id().is_some())
+            && (self.writes.is_for_others() || self.changes.is_for_others() || current.assigned_id().is_some())
         {
             current.committing(&self.database)?;
         }
@@ -734,7 +767,8 @@ impl Transaction {
             // The database may have come to write a log since this began.
             self.redo = self.database.new_redo()?;
         }
-        let changes = std::mem::take(&mut self.changes);
+        let mut changes = std::mem::take(&mut self.changes);
+        let own = self.temporary.as_ref().map(|_| changes.take_temporary()).unwrap_or_default();
         let Some(mut worker) = self.worker.take() else {
             return Err(Error::internal("a transaction without a worker"));
         };
@@ -750,7 +784,7 @@ impl Transaction {
             interrupted: &|| patience.check(),
             patience: &*patience,
         };
-        let wrote = !commit.writes.is_empty() || id.is_some();
+        let wrote = commit.writes.is_for_others() || id.is_some();
         self.written.values().for_each(|table| table.begin_write());
         let committed = match changes.is_empty() && !self.loaded {
             true => commit.rows().map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts)),
@@ -759,6 +793,9 @@ impl Transaction {
         self.written.values().for_each(|table| table.end_write());
         self.worker = Some(worker);
         let committed = committed?;
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| !own.is_empty()) {
+            temporary.apply(own, &self.database);
+        }
         self.left.clear();
         let is_change = wrote || !changes.is_empty();
         if let Some(current) = &self.current {
@@ -821,6 +858,14 @@ pub(crate) fn column_position(table: &Table, column: &str) -> Result<usize> {
             format!("column \"{column}\" of relation \"{}\" does not exist", table.def.name),
         )
     })
+}
+
+/// 0A000 for a relation that is to be one session's alone from now on, or no more.
+pub(crate) fn check_move(from: SchemaId, to: SchemaId) -> Result<()> {
+    match from != to && (from.is_temporary() || to.is_temporary()) {
+        true => Err(Error::unsupported("cannot move objects into or out of temporary schemas")),
+        false => Ok(()),
+    }
 }
 
 pub(crate) fn exists(name: &str) -> Error {

@@ -248,11 +248,12 @@ impl TableWriter {
         }
         let (database, jobs) = (self.database.clone(), self.jobs.clone());
         let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
+        let table = self.table.def.clone();
         let submitted = self.database.encode_pool().submit(move || {
             let wanted = || !jobs.state.lock().abandoned;
             let encoded = caught(|| {
                 panic_point("database.encode");
-                encode_one(&database, &schema, batches, &placement, &wanted)
+                encode_one(&database, &table, &schema, batches, &placement, &wanted)
             });
             // Before the end is told: whoever waits for it may want to close the database.
             drop((database, loading));
@@ -347,7 +348,10 @@ impl TableWriter {
 
     fn subject(&self, part: Part) -> Subject {
         let def = &self.table.def;
-        let schema = self.database.state().schema_name(def.schema).to_owned();
+        let schema = match def.is_temporary() {
+            true => "pg_temp".to_owned(),
+            false => self.database.state().schema_name(def.schema).to_owned(),
+        };
         Subject { schema, table: def.name.clone(), part }
     }
 
@@ -458,6 +462,7 @@ fn raw_bytes(batch: &RecordBatch) -> usize {
 /// not `wanted` any more.
 fn encode_one(
     database: &Database,
+    table: &TableDef,
     schema: &SchemaRef,
     batches: Vec<RecordBatch>,
     placement: &Placement,
@@ -486,5 +491,5 @@ fn encode_one(
         let tablespace = database.tablespaces().get(placement.column(index))?;
         segments.push(Arc::new(Segment::encode(&array, schema.field(index), &tablespace)?));
     }
-    RowGroup::from_segments(database.next_row_group_id(), segments).map(|group| Some(Arc::new(group)))
+    RowGroup::from_segments(database.next_row_group_of(table), segments).map(|group| Some(Arc::new(group)))
 }

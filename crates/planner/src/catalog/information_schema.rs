@@ -221,7 +221,8 @@ fn tables(facts: &SessionFacts, rows: &mut Rows) {
         push(relation.schema.to_owned(), relation.name.into(), kind, false);
     }
     for table in facts.version.tables.values().filter(|table| visible::relation(facts, table.def.id)) {
-        push(table_schema(facts, table), table.def.name.clone().into(), "BASE TABLE", true);
+        let kind = if table.def.is_temporary() { "LOCAL TEMPORARY" } else { "BASE TABLE" };
+        push(table_schema(facts, table), table.def.name.clone().into(), kind, true);
     }
     for view in facts.version.catalog.views.values().filter(|view| visible::relation(facts, view.id)) {
         push(facts.version.schema_name(view.schema).to_owned(), view.name.clone().into(), "VIEW", false);

@@ -1,6 +1,6 @@
 //! What the catalogue says of indexes and of the keys that they serve.
 
-use super::objects::{INDEX_ACCESS_METHOD, quote_identifier, table_schema};
+use super::objects::{INDEX_ACCESS_METHOD, persistence, quote_identifier, table_schema};
 use super::pg_catalog::{default_tablespace, operator_class, tablespace_of};
 use super::relations::Rows;
 use super::types;
@@ -40,7 +40,7 @@ pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relfilenode", index.id.0.into()),
             ("reltablespace", if space == default { 0 } else { space }.into()),
             ("reltuples", (row_count as f64).into()),
-            ("relpersistence", "p".into()),
+            ("relpersistence", persistence(index.id).into()),
             ("relkind", super::partitions::index_kind(&table.def).into()),
             ("relispartition", index.partition_of.is_some().into()),
             ("relhassubclass", table.def.partitioning.as_ref().is_some_and(|of| !of.partitions.is_empty()).into()),

@@ -58,6 +58,10 @@ pub fn system_schema_oid(name: &str) -> Option<u32> {
 }
 
 pub fn schema_oid(facts: &SessionFacts, name: &str) -> Option<u32> {
+    if name == resolve::TEMPORARY {
+        // Also before there is anything in it.
+        return Some(facts.version.temporary_schema().map_or(0, |schema| schema.0));
+    }
     system_schema_oid(name).or_else(|| facts.version.schema(name).map(|schema| schema.id.0))
 }
 
@@ -65,6 +69,11 @@ pub fn schema_name(facts: &SessionFacts, oid: u32) -> Option<String> {
     let system = SYSTEM_SCHEMAS.iter().find(|schema| schema.0 == oid).map(|schema| schema.1.to_owned());
     let own = || facts.version.catalog.schemas.get(&SchemaId(oid)).map(|schema| schema.name.clone());
     system.or_else(own)
+}
+
+/// `pg_class.relpersistence`.
+pub fn persistence(id: TableId) -> &'static str {
+    if id.is_temporary() { "t" } else { "p" }
 }
 
 /// The name of a table's schema.

@@ -316,7 +316,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relhasindex", (!table.def.indexes.is_empty()).into()),
             // PostgreSQL checks foreign keys by triggers, so clients ask for them only where there are some.
             ("relhastriggers", has_foreign_keys.into()),
-            ("relpersistence", "p".into()),
+            ("relpersistence", persistence(table.def.id).into()),
             ("relkind", super::partitions::table_kind(&table.def).into()),
             ("relispartition", table.def.partition_of.is_some().into()),
             ("relpartbound", super::partitions::bound(facts, &table.def)),

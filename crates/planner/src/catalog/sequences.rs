@@ -18,7 +18,7 @@ pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relacl", acl(facts, &AccessObject::Relation(sequence.def.id))),
             ("relpages", 1.into()),
             ("reltuples", 1.0.into()),
-            ("relpersistence", "p".into()),
+            ("relpersistence", persistence(sequence.def.id).into()),
             ("relkind", "S".into()),
             ("relnatts", 3.into()),
             ("relispopulated", true.into()),

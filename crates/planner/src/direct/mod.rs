@@ -137,6 +137,16 @@ impl Program {
         !matches!(self.work, Work::Select(_))
     }
 
+    /// It writes to a table that is its session's alone.
+    pub fn is_of_temporary(&self) -> bool {
+        match &self.work {
+            Work::Select(_) | Work::Lock { .. } => false,
+            Work::Insert { target, .. } | Work::Update { target, .. } | Work::Delete { target, .. } => {
+                target.def.is_temporary()
+            }
+        }
+    }
+
     /// It is a query without FROM, which belongs to no class of the workload.
     pub fn reads_no_table(&self) -> bool {
         matches!(&self.work, Work::Select(query) if query.sources.is_empty())

@@ -314,7 +314,9 @@ impl Session {
             if parameters.is_empty() {
                 Box::pin(self.describe_inner(statement, &[])).await?;
             }
-            self.check_writable(verb.name())?;
+            if statement.locks_rows() || !self.writes_temporary(statement.command()) {
+                self.check_writable(verb.name())?;
+            }
         }
         // What it reads and what it writes over is of one transaction.
         let own_block = self.begin_own_block();

@@ -42,7 +42,7 @@ use tidepool_base::{Error, Result, SqlState, SqlType, TableId, panic_point};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{
     CommitWait, CurrentTransaction, DatabaseVersion, Footing, Privileges, RelationName, Sequence, StatementMark,
-    Transaction,
+    TemporaryTables, Transaction,
 };
 use tidepool_heap::Held;
 use tidepool_table::TableDef;
@@ -114,6 +114,7 @@ struct StatementContext {
     settings: Arc<Settings>,
     sequences: Arc<Mutex<SessionSequences>>,
     current: Arc<CurrentTransaction>,
+    temporary: Arc<TemporaryTables>,
     footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
     statement_start: DateTime<Utc>,
@@ -145,7 +146,7 @@ impl Running for StatementContext {
             &self.shared,
             &self.settings,
             &self.sequences,
-            &self.current,
+            (&self.current, &self.temporary),
             version.clone(),
             self.footing.clone(),
             self.transaction_start,
@@ -282,7 +283,7 @@ impl Session {
 
     pub(crate) async fn program_of(&mut self, template: &Template, given: &[u32]) -> Option<Arc<Program>> {
         let key = template.key(given);
-        let state = self.planner.database().state();
+        let state = self.temporary.over(self.planner.database().state());
         if let Some(known) = self.programs.get(key.as_str())
             && known.state.is_of(&state)
             && known.settings.mean_the_same(&self.settings)
@@ -291,8 +292,11 @@ impl Session {
         }
         let (_, role) = self.current_role(&state.catalog);
         let is_for = |known: &Known| known.state.is_of(&state) && known.is_for(&self.settings, role);
-        let known = match self.planner.programs.find(&key, is_for) {
+        // What a name means to this session may be its own.
+        let shares = !self.temporary.is_used();
+        let known = match shares.then(|| self.planner.programs.find(&key, is_for)).flatten() {
             Some(known) => known,
+            None if !shares => self.compile(template, given).await,
             None => {
                 let known = self.compile(template, given).await;
                 self.planner.programs.keep(&key, known.clone(), self.planner.database().client_memory());
@@ -334,7 +338,7 @@ impl Session {
 
     /// Prepares a statement for a client, or finds it as it was prepared before. 42601 for several statements in one.
     pub async fn prepare_statement(&mut self, sql: &str, oids: &[u32]) -> Result<Arc<PreparedStatement>> {
-        let state = self.planner.database().state();
+        let state = self.temporary.over(self.planner.database().state());
         let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
         if !failed
             && let Some((known_oids, known)) = self.prepared_texts.get(sql)
@@ -350,7 +354,7 @@ impl Session {
             None => true,
             Some(block) => block.slot.lock().as_ref().is_some_and(|transaction| !transaction.has_changes()),
         };
-        let shares = is_apart && !failed && sql.len() <= PREPARED_TEXT_MAX;
+        let shares = is_apart && !failed && !self.temporary.is_used() && sql.len() <= PREPARED_TEXT_MAX;
         let key = shares.then(|| oids.iter().fold(sql.to_owned(), |key, oid| format!("{key}\0{oid}")));
         let is_for = |known: &Known| known.state.is_of(&state) && known.is_for(&self.settings, role);
         if let Some(key) = &key
@@ -463,7 +467,7 @@ impl Session {
             return Ok(None);
         }
         self.check_level()?;
-        if program.writes() {
+        if program.writes() && !program.is_of_temporary() {
             self.check_writable(program.name())?;
         }
         let joined_parameters;
@@ -496,7 +500,10 @@ impl Session {
                 None => return Ok(None),
             },
             None => {
-                self.planner.database().begin_at(super::transaction::isolation(self.settings.default_isolation()))?
+                let isolation = super::transaction::isolation(self.settings.default_isolation());
+                let mut transaction = self.planner.database().begin_at(isolation)?;
+                transaction.set_temporary(self.temporary.clone());
+                transaction
             }
         };
         let mark = program.writes().then(|| transaction.mark_statement());
@@ -696,6 +703,7 @@ impl Session {
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
             current: self.current.clone(),
+            temporary: self.temporary.clone(),
             footing: self.footing.clone(),
             transaction_start: self.block.as_ref().map_or(now, |block| block.start),
             statement_start: now,
@@ -746,7 +754,7 @@ impl Session {
         let oids: Vec<u32> = parameters.iter().map(oid).collect();
         match self.direct_with(statement.text(), &oids).await {
             Some(direct) if direct.program.is_useful() => {
-                crate::direct::explain::lines(&direct.program, &self.planner.database().version())
+                crate::direct::explain::lines(&direct.program, &self.planner.database().version_for(&self.temporary))
             }
             _ => Vec::new(),
         }

@@ -69,7 +69,10 @@ impl Session {
         if read_only::takes_snapshot(statement.command()) {
             self.check_level()?;
         }
-        read_only::check(statement.command(), self.is_read_only(), self.settings.is_standby())?;
+        let refused = read_only::check(statement.command(), self.is_read_only(), self.settings.is_standby());
+        if refused.is_err() && !(self.settings.is_standby() && self.is_of_temporary(statement.command())) {
+            return refused.map(|()| Outcome::Empty);
+        }
         // May wait: all that follows is as of afterwards.
         self.admit_planned(statement).await?;
         let _room = self.room_for(statement.text())?;
@@ -192,7 +195,8 @@ impl Session {
             Command::SetSessionTransaction { modes } => self.set_session_transaction(modes),
             Command::Reset { name } => self.reset(name.as_deref()),
             Command::Show { name } => self.show(name.as_deref()),
-            Command::DiscardAll => self.discard_all(),
+            Command::DiscardAll => self.discard_all(text).await,
+            Command::DiscardTemporary => self.discard_temporary(text).await,
             Command::DiscardSequences => {
                 *self.sequences.lock() = Default::default();
                 Ok(Outcome::command("DISCARD SEQUENCES"))

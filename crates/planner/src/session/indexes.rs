@@ -29,7 +29,7 @@ impl Session {
         }
         clause.key.check(&table.def.columns)?;
         let (table, key) = (RelationName::from(&*table.def), clause.key.clone());
-        if clause.concurrently {
+        if clause.concurrently && !table.schema.is_temporary() {
             self.online(running, move |database, begin| {
                 database.create_index_online(begin, &table, |now| key.resolve(now)).map(drop)
             })
@@ -140,7 +140,7 @@ impl Session {
                     .filter_map(|name| version.index(name).map(|(table, index)| Object::Key(table.def.id, index.id)))
                     .collect();
                 let told = super::objects::drop_all(transaction, interrupt, &path, &keys, cascade)?;
-                let drop_one = |name| match concurrently {
+                let drop_one = |name: &RelationName| match concurrently && !name.schema.is_temporary() {
                     true => transaction.drop_index_online(name),
                     false => transaction.drop_index(name),
                 };
@@ -191,7 +191,7 @@ impl Session {
                 (RelationName::from(&*table.def), true)
             }
         };
-        if concurrently {
+        if concurrently && !name.schema.is_temporary() {
             let state = running.facts.version.state();
             let names = if whole { indexes_of(state, &name) } else { vec![name] };
             self.online(running, move |database, begin| {

@@ -21,7 +21,7 @@ impl Session {
     }
 
     /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
-    /// cursors that outlive their transactions and have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
+    /// temporary tables, and cursors that outlive their transactions and have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
     /// which something was done is lost by it.
     pub fn to_portable(&mut self) -> Option<PortableSession> {
         let block = match &self.block {
@@ -31,14 +31,16 @@ impl Session {
         self.portable_with(block)
     }
 
-    /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings of its own, of which some stay.
+    /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings or temporary tables of its own, of which some
+    /// stay.
     pub fn to_portable_committed(&mut self) -> Option<PortableSession> {
-        if self.block_leaves_settings() { self.portable_with(None) } else { None }
+        if self.block_leaves_session() { self.portable_with(None) } else { None }
     }
 
     fn portable_with(&mut self, block: Option<PortableBlock>) -> Option<PortableSession> {
         self.take_requested_settings();
-        if !self.notices.is_empty() {
+        // Tables of its own would not be there.
+        if !self.notices.is_empty() || self.temporary.is_used() {
             return None;
         }
         let cursors = self.portable_cursors()?;

@@ -146,6 +146,7 @@ fn between(session: &Session, command: &Command, is_of_host: impl Fn() -> bool) 
         | Command::Rollback { .. }
         | Command::DiscardAll
         | Command::DiscardSequences
+        | Command::DiscardTemporary
         | Command::Deallocate { .. }
         | Command::Fetch { .. }
         | Command::Close { .. } => Routed::Anywhere,
@@ -197,9 +198,12 @@ impl Session {
         self.settings.routes_reads()
     }
 
-    /// It has what is this host's alone, or what another one has no use for: advisory locks, and cursors that outlive their transactions.
+    /// It has what is this host's alone, or what another one has no use for: temporary tables, advisory locks, and cursors that outlive their
+    /// transactions.
     pub fn is_tied(&self) -> bool {
-        !self.cursors.is_empty() || !self.planner.advisory.held_by(self.shared.id).is_empty()
+        self.temporary.is_used()
+            || !self.cursors.is_empty()
+            || !self.planner.advisory.held_by(self.shared.id).is_empty()
     }
 
     /// The session is another host's, and here as long as it reads.

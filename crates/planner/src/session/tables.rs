@@ -19,7 +19,7 @@ use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{RelationName, RowChecks, SequenceDef, SequenceOwner, TableWriter, Transaction};
-use tidepool_table::{ColumnDef, TableDef};
+use tidepool_table::{ColumnDef, OnCommit, TableDef};
 
 impl Session {
     pub(super) async fn create_table(
@@ -34,7 +34,9 @@ impl Session {
         };
         let with_data = *with_data;
         let is_query = table.query.is_some();
-        self.check_writable(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" })?;
+        if !(self.settings.is_standby() && self.is_of_temporary(statement.command())) {
+            self.check_writable(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" })?;
+        }
         if explained.is_some() && !is_query {
             return Err(Error::unsupported("this needs a query that returns rows"));
         }
@@ -96,8 +98,9 @@ impl Session {
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, _| {
             let name = table.name.clone();
             let created = transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
-            if !table.parameters.is_empty() {
-                let def = TableDef { parameters: table.parameters, ..TableDef::clone(&created.def) };
+            if !table.parameters.is_empty() || table.on_commit != OnCommit::PreserveRows {
+                let def = TableDef::clone(&created.def);
+                let def = TableDef { parameters: table.parameters, on_commit: table.on_commit, ..def };
                 transaction.set_table_def(&name, def)?;
             }
             let Some(prepared) = prepared else { return Ok(0) };
@@ -126,9 +129,14 @@ fn create_with_sequences(transaction: &mut Transaction, facts: &Arc<SessionFacts
         made.push((generated.column, generated.identity, name));
     }
     let created = transaction.create_table(&table.name, table.columns, Vec::new(), table.placement)?;
-    if !table.checks.is_empty() || !table.parameters.is_empty() || table.partitioning.is_some() {
+    let settles = table.on_commit != OnCommit::PreserveRows;
+    if !table.checks.is_empty() || !table.parameters.is_empty() || table.partitioning.is_some() || settles {
         let mut def = TableDef::clone(&created.def);
+        def.on_commit = table.on_commit;
         def.checks = table.checks;
+        for check in def.checks.iter_mut().filter(|_| created.def.is_temporary()) {
+            check.oid = facts.planner.database().next_oid_in(created.def.schema).0;
+        }
         def.parameters = table.parameters;
         def.partitioning = table.partitioning;
         transaction.set_table_def(&table.name, def)?;

@@ -130,9 +130,11 @@ impl Session {
         Some(block.portable_if(is_untouched, &self.settings))
     }
 
-    /// Whether the session's settings are as they are without the transaction that it is in.
-    pub fn block_leaves_settings(&self) -> bool {
-        self.block.as_ref().is_none_or(Block::leaves_settings)
+    /// Whether the session, when the transaction that it is in commits, is as it is without that: its settings, and its temporary tables.
+    pub fn block_leaves_session(&self) -> bool {
+        let makes_tables =
+            |block: &Block| block.slot.lock().as_ref().is_some_and(Transaction::changes_temporary_tables);
+        self.block.as_ref().is_none_or(|block| block.leaves_settings() && !makes_tables(block))
     }
 
     /// The error of a transaction that was lost, once, if its client has not been told.
@@ -318,7 +320,7 @@ impl Session {
         settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
         // Refused only where there are too many: whoever writes then gets the error.
         let mut transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
-        transaction.iter_mut().for_each(|transaction| transaction.set_current(self.current.clone()));
+        transaction.iter_mut().for_each(|transaction| self.lend_to(transaction));
         self.settings = Arc::new(settings);
         // Of statements outside of a block.
         self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
@@ -481,6 +483,7 @@ impl Session {
                         *slot = None;
                         let mut transaction = self.planner.database().begin_at(wanted)?;
                         transaction.set_current(self.current.clone());
+                        transaction.set_temporary(self.temporary.clone());
                         *slot = Some(transaction);
                     }
                 }
@@ -530,7 +533,13 @@ impl Session {
                 Err(error) => tracing::error!("a statement could not begin: {error}"),
             }
         }
-        self.planner.database().version()
+        self.planner.database().version_for(&self.temporary)
+    }
+
+    /// Has a transaction know what is its session's.
+    fn lend_to(&self, transaction: &mut Transaction) {
+        transaction.set_current(self.current.clone());
+        transaction.set_temporary(self.temporary.clone());
     }
 
     pub(super) fn block_failed(&self) -> Option<Arc<AtomicBool>> {
@@ -656,13 +665,14 @@ impl Session {
         let wait = self.commit_wait();
         let undoing = self.undoing.clone();
         let workers = self.planner.workers();
-        let current = self.current.clone();
+        let (current, temporary) = (self.current.clone(), self.temporary.clone());
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             transaction.set_patience(interrupt.clone());
             transaction.set_commit_wait(wait);
             transaction.set_current(current);
+            transaction.set_temporary(temporary);
             transaction.act_as(facts.role.id);
             let footing = facts.footing.clone();
             transaction.stand_on(Some(footing.clone()));

@@ -5,7 +5,7 @@ use crate::execute::joined;
 use crate::interrupt::Interrupt;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName, RoleName};
 use chrono::Utc;
-use tidepool_base::{ByteSize, Result, RoleId, SqlState};
+use tidepool_base::{ByteSize, Error, Result, RoleId, SqlState};
 use tidepool_database::{Access, AccessObject, Commented, RelationName, Transaction, advice};
 
 impl Session {
@@ -123,6 +123,8 @@ impl Session {
         if names.is_empty() {
             tables = facts.version.tables.keys().cloned().collect();
         }
+        // Nothing of these is ever merged.
+        tables.retain(|name| !name.schema.is_temporary());
         // What it sees would be kept.
         drop(facts);
         let (database, interrupt) = (self.planner.database().clone(), self.interrupt());
@@ -144,6 +146,9 @@ impl Session {
     pub(super) async fn merge(&self, table: &QualifiedName) -> Result<Outcome> {
         self.refuse_in_block("CALL tidepool.merge")?;
         let name = RelationName::from(&*crate::resolve::table(&self.facts(Utc::now()), table)?.def);
+        if name.schema.is_temporary() {
+            return Err(Error::unsupported("temporary tables are not merged"));
+        }
         let database = self.planner.database().clone();
         let interrupt = self.interrupt();
         let merging = move || database.merge_unless(&name, &|| interrupt.check());
@@ -168,7 +173,7 @@ impl Session {
         })
     }
 
-    pub(super) fn discard_all(&mut self) -> Result<Outcome> {
+    pub(super) async fn discard_all(&mut self, text: &str) -> Result<Outcome> {
         self.refuse_in_block("DISCARD ALL")?;
         self.planner.advisory.unlock_all(self.shared.id);
         self.prepared.clear();
@@ -176,6 +181,7 @@ impl Session {
         *self.sequences.lock() = Default::default();
         self.cursors.clear();
         self.reset_all()?;
+        self.discard_temporary(text).await?;
         Ok(Outcome::command("DISCARD ALL"))
     }
 }

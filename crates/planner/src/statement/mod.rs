@@ -131,6 +131,7 @@ impl Statement {
             | Command::Close { .. }
             | Command::DiscardAll
             | Command::DiscardSequences
+            | Command::DiscardTemporary
             | Command::DoNothing { .. }
             | Command::Unsupported(_) => Unfinished::BeginsAnew,
             Command::Query(_)
@@ -388,6 +389,8 @@ pub enum Command {
         name: Option<String>,
     },
     DiscardAll,
+    /// `DISCARD TEMP`.
+    DiscardTemporary,
     DiscardSequences,
     /// `DISCARD PLANS`, an extension that is built in: there is never anything to do, and sometimes something to be said.
     DoNothing {
@@ -474,6 +477,20 @@ impl Command {
 /// What looks at a statement's queries, and at those that its `WITH` names, which is kept apart from it.
 pub(crate) trait VisitQueries {
     fn visit<T: ast::Visit + ast::VisitMut>(&mut self, with: Option<&mut ast::With>, node: &mut T);
+}
+
+/// What `SELECT … INTO` makes.
+fn take_into(query: &mut ast::Query) -> Option<ast::SelectInto> {
+    match query.body.as_mut() {
+        ast::SetExpr::Select(select) => select.into.take(),
+        _ => None,
+    }
+}
+
+/// The `CREATE TABLE AS` that a `SELECT … INTO` is short for.
+fn made_by(into: ast::SelectInto, query: Box<ast::Query>) -> ast::CreateTable {
+    let table = ast::helpers::stmt_create_table::CreateTableBuilder::new(into.name);
+    table.temporary(into.temporary).query(Some(query)).build()
 }
 
 /// Whether the query in these brackets locks rows.
@@ -674,7 +691,15 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
                 }
                 Command::Insert(Box::new(insert), overriding)
             }
-            _ => Command::Query(query),
+            _ => match take_into(&mut query) {
+                Some(into) => Command::CreateTable {
+                    table: Box::new(made_by(into, query)),
+                    tablespace: None,
+                    partitions: Box::default(),
+                    with_data: true,
+                },
+                None => Command::Query(query),
+            },
         },
         ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),
         ast::Statement::CreateTable(table) => Command::CreateTable {

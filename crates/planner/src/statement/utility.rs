@@ -595,7 +595,7 @@ fn discard(cursor: &mut Cursor<'_>) -> Result<Command> {
         Some("all") => Command::DiscardAll,
         Some("plans") => Command::DoNothing { tag: "DISCARD PLANS", notice: None },
         Some("sequences") => Command::DiscardSequences,
-        Some(_) => Command::DoNothing { tag: "DISCARD TEMP", notice: None },
+        Some(_) => Command::DiscardTemporary,
         None => return Err(cursor.error()),
     })
 }
@@ -941,10 +941,13 @@ fn create_unsupported(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     let mut ahead = Cursor::new(cursor.source, cursor.rest());
     ahead.advance();
     ahead.keywords(&["or", "replace"]);
-    if ahead.one_of(&["temp", "temporary", "global", "local"]).is_some() {
+    ahead.one_of(&["global", "local"]);
+    if ahead.one_of(&["temp", "temporary"]).is_some() && !ahead.is_keyword("table") {
+        let what = if ahead.is_keyword("sequence") { "sequences" } else { "views" };
         cursor.skip_rest();
         return Ok(Some(Command::Unsupported(
-            Error::unsupported("temporary tables are not supported").with_hint("Create a table and drop it after use."),
+            Error::unsupported(format!("temporary {what} are not supported"))
+                .with_hint("Tables can be temporary, with the sequences that their columns have."),
         )));
     }
     ahead.keyword("unlogged");

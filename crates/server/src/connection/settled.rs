@@ -96,7 +96,7 @@ impl Connection {
         let Some(settling) = &mut self.settling else { return };
         match statement.is_block_control() {
             // What it was set within the block is the session's from now on, or is not any more.
-            true => settling.is_changed |= !self.session.block_leaves_settings(),
+            true => settling.is_changed |= !self.session.block_leaves_session(),
             false => {
                 settling.is_changed = true;
                 settling.is_worked_in |= in_block || self.implicit_block;

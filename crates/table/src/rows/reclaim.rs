@@ -3,8 +3,9 @@
 use super::version::Version;
 use super::{RowRef, RowStore};
 use crate::RowGroup;
-use tidepool_base::RowId;
-use tidepool_txn::{Reclaim, Retired, View, Worker};
+use std::sync::Arc;
+use tidepool_base::{CommitTs, RowId};
+use tidepool_txn::{HeldSnapshot, Reclaim, Retired, View, Worker};
 
 /// A version that another one has replaced for everybody.
 pub(super) const SUPERSEDED: u64 = 0;
@@ -15,6 +16,9 @@ pub(super) const ABORTED: u64 = 1;
 pub(super) const PLAIN: u64 = 2;
 /// A deletion that everybody sees now: still in the row's head, it is to be taken out if main does not have the row.
 pub(super) const TOMBSTONE: u64 = 3;
+
+/// So many versions that were replaced in a temporary table are worth a look at which of them can go.
+const RETIRED_MUCH: usize = 256;
 
 /// Versions whose headers are looked at together.
 const AT_ONCE: usize = 32;
@@ -31,11 +35,19 @@ pub trait Gone: Send + Sync {
 
 impl Reclaim for RowStore {
     fn reclaim(&self, items: &[Retired], worker: &Worker) {
+        self.free(items, worker, Worker::pin_horizon);
+    }
+}
+
+impl RowStore {
+    /// Frees what is out of reach. `oldest`: a view of the oldest that anybody can see of the store,
+    /// below which no chain of versions is followed.
+    fn free(&self, items: &[Retired], worker: &Worker, oldest: impl Fn(&Worker) -> HeldSnapshot) {
         let has_entries = |item: &Retired| Version::of_marked(item.words[0]).1 <= ABORTED;
         if let Some(gone) = self.gone.get()
             && items.iter().any(has_entries)
         {
-            let horizon = worker.pin_horizon();
+            let horizon = oldest(worker);
             for item in items {
                 let (version, mark) = Version::of_marked(item.words[0]);
                 // SAFETY: retired, and freed below.
@@ -69,7 +81,47 @@ impl Reclaim for RowStore {
     }
 }
 
+/// Those of a store's retired versions that no head holds.
+pub(super) fn unreached(retired: Vec<Retired>) -> impl Iterator<Item = Version> {
+    retired
+        .into_iter()
+        .map(|item| Version::of_marked(item.words[0]))
+        .filter(|(_, mark)| *mark != TOMBSTONE)
+        .map(|of| of.0)
+}
+
 impl RowStore {
+    /// Retires a version of the store. Those of a temporary table stay with the store: they go with it at once, or when its session has
+    /// no view left, also where time stands still. `owner`: the store.
+    pub(super) fn retire(&self, worker: &Worker, owner: &Arc<dyn Reclaim>, ts: CommitTs, words: [u64; 2]) {
+        match self.id().is_temporary() {
+            true => self.retired.lock().push(Retired { ts, words }),
+            false => worker.retire(ts, owner, words),
+        }
+    }
+
+    /// Frees what was replaced in a temporary table and can be found by no snapshot. `is_still`: its session, which alone looks at it, has
+    /// no view of it any more, so nothing that was replaced can be found.
+    pub fn free_retired(&self, worker: &Worker, is_still: bool) {
+        loop {
+            let is_much = self.retired.lock().len() >= RETIRED_MUCH;
+            if !is_still && !is_much {
+                return;
+            }
+            let horizon = worker.transactions().try_advance_horizon();
+            let due: Vec<Retired> = self.retired.lock().extract_if(.., |item| is_still || item.ts < horizon).collect();
+            if due.is_empty() {
+                return;
+            }
+            // What deletions leave behind is retired by it. All that is replaced later is so at this time or later: whoever frees that looks no
+            // further down than to what is there now.
+            match is_still {
+                true => self.free(&due, worker, Worker::pin_now),
+                false => self.reclaim(&due, worker),
+            }
+        }
+    }
+
     /// Takes a deletion out of its head, if nothing is beneath it in main. Otherwise a merge will.
     fn take_tombstone_out(&self, version: Version, row: RowId, worker: &Worker) {
         let Some(range) = self.directory.get(row.range()) else { return };
@@ -85,7 +137,7 @@ impl RowStore {
             // Those who found it in the head come first.
             let words = [version.marked(PLAIN), row.0];
             match self.me.upgrade() {
-                Some(me) => worker.retire(worker.retirement_ts(), &(me as _), words),
+                Some(me) => self.retire(worker, &(me as _), worker.retirement_ts(), words),
                 None => debug_assert!(false, "a store that is at work is somebody's"),
             }
         }

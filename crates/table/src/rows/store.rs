@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::{Transactions, View};
+use tidepool_txn::{Retired, Transactions, View};
 
 /// Rows that are looked up side by side.
 const TOGETHER: usize = 16;
@@ -60,6 +60,8 @@ pub struct RowStore {
     pub(super) gone: OnceLock<Box<dyn Gone>>,
     /// As a version's `begin`: since when the table has its rows in another store, or in others besides.
     pub(super) redefined: AtomicU64,
+    /// Of a temporary table: what is to be freed ([`RowStore::retire`]).
+    pub(super) retired: Mutex<Vec<Retired>>,
     /// For what it retires itself.
     pub(super) me: Weak<RowStore>,
 }
@@ -103,6 +105,7 @@ impl RowStore {
             locks: RowLocks::new(),
             gone: OnceLock::new(),
             redefined: AtomicU64::new(0),
+            retired: Mutex::default(),
         })
     }
 
@@ -387,6 +390,10 @@ impl Drop for RowStore {
                 // SAFETY: in its head, so it was never retired; and nobody has the store any more.
                 unsafe { version.free(&self.memory) };
             }
+        }
+        for version in super::reclaim::unreached(std::mem::take(self.retired.get_mut())) {
+            // SAFETY: retired, in no head, and not freed yet; and nobody has the store any more.
+            unsafe { version.free(&self.memory) };
         }
     }
 }

@@ -219,7 +219,7 @@ impl RowStore {
                 // SAFETY: this function's own; it is not retired yet.
                 unsafe { version.header() }.begin.store(NEVER.0, Ordering::Release);
                 let owner = writes.owner(self);
-                worker.retire(worker.retirement_ts(), owner, [version.marked(PLAIN), row.0]);
+                self.retire(worker, owner, worker.retirement_ts(), [version.marked(PLAIN), row.0]);
                 return Ok(Outcome::Conflict(tag));
             }
             match kind {

@@ -158,6 +158,11 @@ impl WriteSet {
         self.exists_as_of = Some(ts);
     }
 
+    /// Whether rows of a table were written, or locked, that is not one session's alone.
+    pub fn is_for_others(&self) -> bool {
+        self.writes.iter().any(|(table, ..)| !self.tables[*table as usize].store.id().is_temporary())
+    }
+
     pub fn savepoint(&self) -> Savepoint {
         Savepoint(self.writes.len())
     }
@@ -209,10 +214,10 @@ impl WriteSet {
                     let (older, kind) = (header.older(), header.kind());
                     if let Some(older) = older {
                         let mark = if header.keeps_entries() { PLAIN } else { SUPERSEDED };
-                        worker.retire(ts, &table.owner, [older.marked(mark), row.0]);
+                        table.store.retire(worker, &table.owner, ts, [older.marked(mark), row.0]);
                     }
                     if kind == Kind::Deleted {
-                        worker.retire(ts, &table.owner, [version.marked(TOMBSTONE), row.0]);
+                        table.store.retire(worker, &table.owner, ts, [version.marked(TOMBSTONE), row.0]);
                     }
                     header.begin.store(ts.0, Ordering::Release);
                 }
@@ -244,7 +249,7 @@ impl WriteSet {
         }
         let ts = worker.retirement_ts();
         for (table, row, version, _) in locks() {
-            worker.retire(ts, &table.owner, [version.marked(PLAIN), row.0]);
+            table.store.retire(worker, &table.owner, ts, [version.marked(PLAIN), row.0]);
         }
     }
 
@@ -271,7 +276,8 @@ impl WriteSet {
                 // SAFETY: taken back, not retired yet.
                 let header = unsafe { version.header() };
                 let mark = if header.kind() == Kind::Row && !header.keeps_entries() { ABORTED } else { PLAIN };
-                worker.retire(ts, &self.tables[*table as usize].owner, [version.marked(mark), row.0]);
+                let table = &self.tables[*table as usize];
+                table.store.retire(worker, &table.owner, ts, [version.marked(mark), row.0]);
             }
         }
         self.writes.truncate(savepoint.0);

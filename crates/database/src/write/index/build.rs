@@ -242,6 +242,9 @@ impl Database {
         for index in self.state().tables.values().flat_map(|table| table.indexes()) {
             index.tree().reclaim();
         }
+        for table in self.temporary_tables() {
+            table.indexes().iter().for_each(|index| index.tree().reclaim());
+        }
     }
 }
 

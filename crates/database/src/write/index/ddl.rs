@@ -77,7 +77,7 @@ impl Transaction {
             if primary {
                 self.make_primary(&table, &mut def, &known.columns)?;
             }
-            let oid = self.database.next_table_id().0;
+            let oid = self.database.next_oid_in(table.schema).0;
             for index in def.indexes.iter_mut().filter(|index| index.id == known.id) {
                 index.constraint = Some(KeyConstraint { oid, primary });
             }
@@ -113,8 +113,9 @@ impl Transaction {
         if self.state().is_taken(&full) || def.index(&name).is_some() || name == def.name {
             return Err(exists(&name));
         }
-        let id = self.database.next_table_id();
-        let constraint = new.primary.map(|primary| KeyConstraint { oid: self.database.next_table_id().0, primary });
+        let id = self.database.next_oid_in(def.schema);
+        let constraint =
+            new.primary.map(|primary| KeyConstraint { oid: self.database.next_oid_in(def.schema).0, primary });
         Ok(IndexDef {
             id,
             name,

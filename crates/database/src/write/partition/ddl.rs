@@ -36,6 +36,13 @@ impl Transaction {
         QueryHeap::outside(|| {
             let parent = self.locked_partitioned(new.parent)?;
             let table = self.locked_table(table)?;
+            if table.def.is_temporary() {
+                let message = format!(
+                    "cannot attach a temporary relation as partition of permanent relation \"{}\"",
+                    parent.def.name
+                );
+                return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
+            }
             self.check_attachable(&parent.def, &table.def)?;
             let partitioning = partitioning_of(&parent.def)?;
             check_bound(&self.state(), &parent.def, partitioning, &table.def, &new.bound)?;

@@ -35,6 +35,16 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(SqlState::INVALID_FOREIGN_KEY, message)
 }
 
+/// 42P16 for a foreign key between a table that is one session's alone and one that is not.
+fn check_lasts_as_long(child: TableId, parent: TableId) -> Result<()> {
+    let only = match (child.is_temporary(), parent.is_temporary()) {
+        (true, true) | (false, false) => return Ok(()),
+        (true, false) => "constraints on temporary tables may reference only temporary tables",
+        (false, true) => "constraints on permanent tables may reference only permanent tables",
+    };
+    Err(Error::new(SqlState::INVALID_TABLE_DEFINITION, only))
+}
+
 impl Transaction {
     /// Makes a foreign key of a table, and of all its partitions. Returns its name. 42830 where the columns referred to are
     /// not a key, 42804 where the types do not compare, 42710 when the name is taken, 23503 where a row refers to nothing,
@@ -43,6 +53,7 @@ impl Transaction {
         let table = table.into();
         QueryHeap::outside(|| {
             let child = self.locked_table(&table)?;
+            check_lasts_as_long(child.def.id, new.referenced)?;
             self.lock_within(&child.def)?;
             let parent = self.locked_parent(new.referenced)?;
             let child = self.table(&table)?;
@@ -266,7 +277,7 @@ impl Transaction {
         };
         check_name(&name)?;
         let key = ForeignKeyDef {
-            oid: self.database.next_table_id().0,
+            oid: self.database.next_oid_in(child.schema).0,
             name,
             columns: new.columns,
             referenced: new.referenced,

@@ -84,7 +84,10 @@ fn external(error: Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 
-fn check_writable(facts: &SessionFacts, function: &str) -> Result<()> {
+fn check_writable(facts: &SessionFacts, sequence: &Sequence, function: &str) -> Result<()> {
+    if sequence.def.id.is_temporary() {
+        return Ok(());
+    }
     if facts.settings.is_on("transaction_read_only") || facts.settings.is_standby() {
         return Err(external(crate::read_only::in_read_only(&format!("{function}()"))));
     }
@@ -160,7 +163,7 @@ fn taken(
 
 /// Gives the session the next `rows` values.
 fn take(facts: &SessionFacts, sequence: &Arc<Sequence>, rows: usize) -> Result<Vec<i64>> {
-    check_writable(facts, "nextval")?;
+    check_writable(facts, sequence, "nextval")?;
     check_may(facts, sequence, &[Privileges::USAGE, Privileges::UPDATE])?;
     let database = facts.planner.database();
     let mut session = facts.sequences.lock();
@@ -230,8 +233,8 @@ pub fn next_value() -> ScalarUDF {
 }
 
 fn set_value(facts: &SessionFacts, args: &[Value]) -> Result<Value> {
-    check_writable(facts, "setval")?;
     let sequence = sequence(facts, &args[0])?;
+    check_writable(facts, &sequence, "setval")?;
     check_may(facts, &sequence, &[Privileges::UPDATE])?;
     let (value, called) = (args[1].as_int(), args.get(2).is_none_or(Value::as_bool));
     facts.planner.database().set_sequence(&sequence, value, called).map_err(external)?;

@@ -210,7 +210,10 @@ pub fn functions() -> Vec<Function> {
             Ok(true.into())
         })
         .volatile(),
-        Function::new("pg_my_temp_schema", &[&[]], "oid", |_, _| Ok(Value::Int(0))),
+        Function::new("pg_my_temp_schema", &[&[]], "oid", |call, _| {
+            Ok(call.facts()?.version.temporary_schema().map_or(0, |schema| schema.0).into())
+        }),
+        // Schemas of other sessions are not to be seen.
         Function::new("pg_is_other_temp_schema", &[&[Oid]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_jit_available", &[&[]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_relation_is_publishable", &[&[Oid], &[Text]], "bool", |_, _| Ok(false.into())),
