@@ -110,8 +110,8 @@ fn check_lasts(table: &TableDef) -> Result<()> {
 
 /// Whether a stored expression names a temporary relation, by its oid.
 fn names_temporary(expression: &str) -> bool {
-    let oids = expression.split("'::REGCLASS").filter_map(|before| before.rsplit('\'').next());
-    oids.filter_map(|oid| oid.parse().ok()).any(|oid| TEMPORARY_OIDS.contains(&oid))
+    let named = expression.match_indices("'::REGCLASS").filter_map(|(at, _)| expression[..at].rsplit('\'').next());
+    named.filter_map(|oid| oid.parse().ok()).any(|oid| TEMPORARY_OIDS.contains(&oid))
 }
 
 #[cfg(test)]
