@@ -46,7 +46,7 @@ fn pages(server: &Serving) -> usize {
 }
 
 /// Until the standby has what the primary's connections keep.
-async fn until_kept(primary: &Serving, standby: &Serving) {
+pub(crate) async fn until_kept(primary: &Serving, standby: &Serving) {
     let start = Instant::now();
     while pages(primary) == 0 || pages(primary) != pages(standby) {
         assert!(start.elapsed() < PATIENCE, "{} connections, {} kept", pages(primary), pages(standby));
