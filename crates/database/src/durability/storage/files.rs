@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::paged;
 use tidepool_log::files::{Files, OpenHow};
@@ -35,6 +36,11 @@ pub(super) fn write(files: &dyn Files, path: &Path, parts: &[&[u8]]) -> io::Resu
     file.sync_data()
 }
 
+/// A folder is waited for so long. A process that was killed has it until its memory is freed, and one that was just made has its maker's until it
+/// begins its own program.
+const LOCK_WITHIN: Duration = Duration::from_secs(1);
+const LOCK_LOOK: Duration = Duration::from_millis(5);
+
 /// Makes the folder if there is none, and keeps other processes out of it until what is returned is closed. 55006 when
 /// another one has it, 55000 when it holds something else.
 pub(crate) fn lock_folder(folder: &Path) -> Result<File> {
@@ -55,7 +61,14 @@ pub(crate) fn lock_folder(folder: &Path) -> Result<File> {
         .write(true)
         .open(&path)
         .map_err(|error| Error::io(format_args!("open file \"{}\"", path.display()), &error))?;
-    match lock.try_lock() {
+    let deadline = Instant::now() + LOCK_WITHIN;
+    let locked = loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_LOOK),
+            locked => break locked,
+        }
+    };
+    match locked {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => {
             Err(Error::new(SqlState::OBJECT_IN_USE, format!("data folder \"{shown}\" is in use by another process"))
