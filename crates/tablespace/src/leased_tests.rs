@@ -518,8 +518,6 @@ mod over_files {
         assert_eq!(count(&pool, "free"), 64);
     }
 
-    /// What one host put into the pool another one reads where it lies, by the places alone, in whatever order it comes upon
-    /// them and as often; and it stays when both let go of it.
     #[test]
     fn extents_in_which_little_is_are_emptied_for_others() {
         let (_place, pool) = place(65);
@@ -573,6 +571,8 @@ mod over_files {
         assert_eq!(count(&pool, "free"), 64);
     }
 
+    /// What one host put into the pool another one reads where it lies, by the places alone, in whatever order it comes upon
+    /// them and as often; and it stays when both let go of it.
     #[test]
     fn another_host_reads_what_was_published_where_it_lies() {
         let (place, pool) = place(65);

@@ -174,7 +174,7 @@ fn a_full_pool_is_an_error_and_tables_come_and_go() {
 }
 
 /// Two tables whose row groups alternate in the extents of the pool, and one of them dropped: half of each extent is left.
-fn leave_halves(run: impl Fn(&str)) {
+pub(crate) fn leave_halves(mut run: impl FnMut(&str)) {
     run("CREATE TABLE stays (a bigint, b text) TABLESPACE far; CREATE TABLE goes (a bigint, b text) TABLESPACE far");
     for number in 0..24 {
         for table in ["stays", "goes"] {
@@ -187,7 +187,10 @@ fn leave_halves(run: impl Fn(&str)) {
     run("CREATE INDEX stays_by_a ON stays (a); UPDATE stays SET a = a + 0 WHERE a % 50000 = 0; DROP TABLE goes");
 }
 
-const STAYS: &str = "SELECT count(*) || ' ' || sum(a) || ' ' || min(b) || ' ' || count(DISTINCT b) FROM stays";
+pub(crate) const STAYS: &str =
+    "SELECT count(*) || ' ' || sum(a) || ' ' || min(b) || ' ' || count(DISTINCT b) FROM stays";
+
+pub(crate) const MAIN: &str = "SELECT sum(extents) FROM tidepool.pool_extents WHERE kind = 'main'";
 
 /// What `CALL tidepool.pool_yield` says of so many extents more than are free.
 fn yields(server: &Serving, more: i64) -> String {
@@ -210,9 +213,12 @@ fn hosts_give_way_to_one_that_is_short_of_room() {
     leave_halves(|statements| run(&one, statements));
     let before = answer(&one, STAYS);
     let other = start(folder, &pool, "other", &[]);
+    let main = || answer(&one, MAIN).parse::<u64>().unwrap();
+    let held = main();
     // More than the extents that are idle: what is in half empty ones is moved.
-    let done = yields(&other, 3);
+    let done = yields(&other, 5);
     assert!(done.ends_with(",t"), "{done}");
+    assert!(main() + 2 <= held, "main has {} extents, and had {held}", main());
     assert_eq!(answer(&one, STAYS), before);
     assert_eq!(answer(&one, "SELECT b = md5('77777') || md5('-77777') FROM stays WHERE a = 77777"), "t");
     // What cannot be had is waited for no longer than the client wants.
