@@ -184,7 +184,7 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
+pub(crate) async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
     let invalid = |why: String| {
         Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid address to listen on: \"{text}\""))
             .with_detail(why)

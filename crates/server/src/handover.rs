@@ -20,6 +20,8 @@
 //!   let go of.
 //! * Besides sockets the primary passes on what its clients have prepared ([`StatementInUse`]), and a standby prepares it: clients that
 //!   come all at once after a take-over find it done.
+//! * A primary may die before it has shared its listeners. Who takes over listens anew then, where it was given the address itself or the
+//!   pool says that the primary had it.
 //! * A host that was taken over from accepts no more at addresses that it had inherited: who connects there is the new primary's.
 //! * At a planned change of primary, clients' connections go over ([`crate::passing`]): the sockets are there already, and the sessions come as
 //!   bytes, in pieces. A host that has all of a session goes on with it when it is primary, if the pool says that the pass is in force.
@@ -42,8 +44,10 @@ use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_database::{Database, HostRole, PassesSessions, StateMark};
 use tidepool_planner::{LookedAt, Planner, PortableSession, StatementInUse};
+
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
+use tidepool_pool::pool::HostText;
 use tidepool_pool::words::Host;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -102,6 +106,8 @@ pub(crate) struct InheritedListener {
 /// What comes from another host.
 pub(crate) enum Taken {
     Listener(InheritedListener),
+    /// Of this host or of the primary before, whose listener has not come: that one died first. By its configuration.
+    Address(String),
     Session(Box<InheritedSession>),
     /// A client's request to cancel, which came to a host that does not have the client.
     Cancel {
@@ -258,6 +264,8 @@ struct Inherited {
     has_taken_over: bool,
     /// Addresses that this host was given, and at which its primary listens.
     wanted: Vec<String>,
+    /// Where the primary listens by its configuration, if it runs beside this host.
+    of_primary: Option<String>,
     /// To the primary.
     connection: Option<Arc<ControlConnection>>,
 }
@@ -449,6 +457,11 @@ impl Handover {
         stopped
     }
 
+    /// Whether this host accepts clients there.
+    pub(crate) fn listens(&self, address: &str) -> bool {
+        self.own.lock().listeners.iter().any(|(_, known, _)| known == address)
+    }
+
     /// Shares a client's socket until what is returned is dropped, which ends the connection. `None` where there is no
     /// descriptor left.
     pub(crate) fn share_client(self: &Arc<Self>, socket: &impl AsFd) -> Option<SharedClient> {
@@ -518,6 +531,10 @@ impl Handover {
             HostRole::Primary => {
                 (inherited.takes_over, inherited.has_taken_over) = (true, true);
                 self.go_on_with_sessions(&mut inherited);
+                let has_come = |address: &str| inherited.listeners.iter().any(|listener| listener.address == address);
+                let addresses = inherited.wanted.iter().chain(&inherited.of_primary);
+                let missing: Vec<_> = addresses.filter(|address| !has_come(address)).cloned().collect();
+                missing.into_iter().for_each(|address| _ = self.taken.send(Taken::Address(address)));
                 for listener in std::mem::take(&mut inherited.listeners) {
                     let _ = self.taken.send(Taken::Listener(listener));
                 }
@@ -606,8 +623,14 @@ impl Handover {
         let (pool, member) = (host.pool(), host.member());
         while !self.is_stopped() && self.database.role() == HostRole::Following {
             let connected = member.reign().and_then(|reign| {
-                let primary = pool.hosts()?.into_iter().find(|view| reign.is_of(view.host));
+                let hosts = pool.hosts()?;
+                let own = hosts.iter().find(|view| view.host == member.host()).and_then(|view| view.text.clone());
+                let primary = hosts.into_iter().find(|view| reign.is_of(view.host));
                 let primary = primary.filter(|view| view.host != member.host() && view.ident.state.is_live());
+                if let Some(primary) = &primary {
+                    let text = primary.text.as_ref().zip(own).filter(|(text, own)| is_beside(text, own));
+                    self.inherited.lock().of_primary = text.map(|(text, _)| text.address.clone());
+                }
                 primary.map(|view| ControlConnection::connect(pool, member.host(), view.host)).transpose()
             });
             match connected {
@@ -902,6 +925,11 @@ impl Inherited {
         session.bytes.extend_from_slice(piece);
         session.is_whole = *is_last == 1;
     }
+}
+
+/// Whether two hosts have the same network, as far as the pool tells.
+fn is_beside(one: &HostText, other: &HostText) -> bool {
+    one.boot_id == other.boot_id && one.process_namespace == other.process_namespace
 }
 
 /// But for those that this host may go on with.

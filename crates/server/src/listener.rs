@@ -1,7 +1,7 @@
 //! Listening, and stopping.
 
 use crate::auth::Peer;
-use crate::doorway::{Doorway, MetricsPlace, listen, local_address};
+use crate::doorway::{Doorway, MetricsPlace, listen, local_address, resolve};
 use crate::handover::{Handover, InheritedListener, ListenerKind, SharedClient, Taken};
 use crate::local::{LocalListener, LocalPlace};
 use crate::metrics;
@@ -236,6 +236,9 @@ impl Server {
                         Taken::Listener(listener) if Some(&listener.address) == own_place.as_ref() => {}
                         Taken::Listener(listener) => {
                             background.spawn(accept_inherited(service, handover, listener, accepted));
+                        }
+                        Taken::Address(address) => {
+                            background.spawn(accept_anew(service, handover, address, accepted));
                         }
                         Taken::Cancel { process_id, secret } => _ = service.cancel(process_id, &secret),
                         Taken::Session(session) => {
@@ -539,5 +542,54 @@ async fn accept_inherited(
             accept_all(next, accepted, stages).await;
         }
         Err(error) => tracing::error!("{error}"),
+    }
+}
+
+/// Between two tries to listen where another process does, at most.
+const ANEW_LOOKS: Duration = Duration::from_secs(1);
+
+/// Listens at an address whose listener the primary before did not share before it died.
+async fn accept_anew(service: Arc<Service>, handover: Arc<Handover>, address: String, accepted: Sender<Accepted>) {
+    let addresses = match resolve(&address).await {
+        Ok(addresses) => addresses,
+        Err(error) => return tracing::warn!("{error}"),
+    };
+    let mut accepting = JoinSet::new();
+    // Nobody connects to a port that was to be a free one.
+    for address in addresses.into_iter().filter(|address| address.port() != 0) {
+        accepting.spawn(accept_anew_at(service.clone(), handover.clone(), address, accepted.clone()));
+    }
+    drop((service, handover, accepted));
+    while accepting.join_next().await.is_some() {}
+}
+
+async fn accept_anew_at(
+    service: Arc<Service>,
+    handover: Arc<Handover>,
+    address: SocketAddr,
+    accepted: Sender<Accepted>,
+) {
+    let name = address.to_string();
+    let mut pause = PREDECESSOR_LOOKS;
+    let listener = loop {
+        // The listener may come yet, from the host before where that lives.
+        if service.planner.database().role() != HostRole::Primary || handover.listens(&name) {
+            return;
+        }
+        match listen(address).await {
+            Ok(listener) => break listener,
+            Err(error) if error.code() == SqlState::OBJECT_IN_USE => {}
+            Err(error) => return tracing::info!("clients that connect to {name} are not served by this host: {error}"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(ANEW_LOOKS);
+    };
+    tracing::info!("clients that connect to {name} are served by this host from now on");
+    let went_back = handover.share_inherited(ListenerKind::Tcp, &name, &listener);
+    let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
+    tokio::select! {
+        () = accept_all(next, accepted, Some(handover.passing.stages())) => {}
+        // The sender is gone only where another one took its place.
+        Ok(()) = went_back => {}
     }
 }

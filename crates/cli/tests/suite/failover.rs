@@ -35,6 +35,11 @@ impl Cluster {
     }
 }
 
+/// At which nobody listens. Another process may take it first.
+pub(crate) fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 pub(crate) fn pool(folder: &Path) -> String {
     format!("file:{}", folder.join("pool").display())
 }
@@ -431,4 +436,45 @@ async fn a_host_that_returns_as_a_standby_has_its_address_again() {
     again.signal(libc::SIGTERM);
     assert!(again.wait().0);
     assert!(try_connect(&url).await.is_err());
+}
+
+/// A primary that dies before it has shared what it listens on is found where it was all the same, and so is a host that was to listen there
+/// itself. Here it cannot share, as nobody finds its socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_over_listens_where_the_primary_did_that_shared_nothing() {
+    let cluster = Cluster::new();
+    let [own, of_second] = [free_address(), free_address()];
+    let first = cluster.start("h1", "primary", &["--listen", &own]);
+    let writer = connect(&first.url).await;
+    writer.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    std::fs::remove_file(cluster.folder.path().join("pool.h1.control")).unwrap();
+    let second = cluster.start("h2", "standby", &["--listen", &of_second]);
+    let at_second = connect(&second.url).await;
+    let urls = [first.url.clone(), second.url.clone()];
+    until(&writer, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    first.signal(libc::SIGKILL);
+    first.wait();
+    until(&at_second, "SELECT pg_is_in_recovery()", "f").await;
+    let again = connect_soon(&urls[0]).await;
+    assert_eq!(one(&again, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h2");
+    // Back as a standby it has been given an address at which the primary listens, and does not get that one's listener.
+    std::fs::remove_file(cluster.folder.path().join("pool.h2.control")).unwrap();
+    let third = cluster.start("h1", "standby", &["--listen", &own]);
+    assert_eq!(third.url, urls[0]);
+    until(&at_second, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1").await;
+    second.signal(libc::SIGKILL);
+    second.wait();
+    for url in &urls {
+        let client = connect_soon(url).await;
+        until(&client, "SELECT pg_is_in_recovery()", "f").await;
+        assert_eq!(one(&client, "SELECT name FROM tidepool.hosts WHERE is_this_server").await, "h1");
+        assert_eq!(one(&client, "SELECT count(*) FROM t").await, "1");
+    }
+    // The other's address goes back to it.
+    let _fourth = cluster.start("h2", "standby", &["--listen", &of_second]);
+    let start = Instant::now();
+    while one(&connect_soon(&urls[1]).await, "SELECT name FROM tidepool.hosts WHERE is_this_server").await != "h2" {
+        assert!(start.elapsed() < PATIENCE, "{of_second} is not the standby's");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -1,7 +1,7 @@
 //! Clients whose primary is killed, and whose connections go on at the next.
 
 use crate::cli::{Serving, tidepool};
-use crate::failover::{Cluster, connect, connect_soon, one, pool, until};
+use crate::failover::{Cluster, connect, connect_soon, free_address, one, pool, until};
 use crate::raw::{self, Raw};
 use crate::server::{PATIENCE, code};
 use crate::sessions::{Rich, create_tables, rejoining};
@@ -18,10 +18,6 @@ fn start(cluster: &Cluster, name: &str, address: &str, config: &str) -> Serving 
     command.args(["serve", "--near", "128MB", "--far", "pool:", "--pool", &pool(cluster.folder.path())]);
     command.args(["--name", name, "--role", "auto", "--config", config, "--listen", address]);
     Serving::start(command).unwrap_or_else(|log| panic!("{name} does not start: {log}"))
-}
-
-fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 /// A primary and its standby, which takes another for silent only when it has ended.

@@ -1,7 +1,7 @@
 //! `tidepool upgrade`: servers that replace one another, which clients do not notice.
 
 use crate::cli::{Serving, text, tidepool};
-use crate::failover::{Cluster, connect, one, pool, until};
+use crate::failover::{Cluster, connect, free_address, one, pool, until};
 use crate::server::PATIENCE;
 use crate::sessions::{Rich, add, create_tables, rejoining, switch_over};
 use std::path::Path;
@@ -9,10 +9,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
 
 /// Where servers of a cluster are, which have the same settings as each other.
 struct Settings {
