@@ -12,7 +12,7 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result, RoleId, SchemaId, SqlState};
-use tidepool_database::{AccessKind, AccessObject, Catalog, Grant, Privileges, RelationName, predefined};
+use tidepool_database::{AccessKind, AccessObject, Catalog, Grant, LockMode, Privileges, RelationName, predefined};
 use tidepool_table::TableDef;
 
 /// A role that something is done for.
@@ -284,6 +284,9 @@ impl Check<'_> {
             Command::Truncate { names, .. } => {
                 names.iter().try_for_each(|name| self.table(name, Privileges::TRUNCATE, &[]))
             }
+            Command::LockTables { relations, mode, .. } => {
+                relations.iter().try_for_each(|relation| self.lock(&relation.name, *mode))
+            }
             Command::CreateTablespace { name, .. } => self
                 .acting
                 .check_superuser(&format!("permission denied to create tablespace \"{name}\""))
@@ -484,6 +487,23 @@ impl Check<'_> {
                 Ok(())
             }
             _ => Err(denied(format!("permission denied for {what} {shown}"))),
+        }
+    }
+
+    /// One of several privileges, by how it is locked.
+    fn lock(&self, name: &QualifiedName, mode: LockMode) -> Result<()> {
+        let Some(relation) = self.relation(name)? else { return Ok(()) };
+        let Some((kind, object, shown, what)) = access_of(&relation) else { return Ok(()) };
+        let changing = [Privileges::UPDATE, Privileges::DELETE, Privileges::TRUNCATE];
+        let beside: &[Privileges] = match mode {
+            LockMode::AccessShare => &[Privileges::SELECT, Privileges::INSERT],
+            LockMode::RowShare | LockMode::RowExclusive => &[Privileges::INSERT],
+            _ => &[],
+        };
+        let has = self.acting.privileges(self.catalog, &object, kind);
+        match changing.iter().chain(beside).any(|privilege| has.has(*privilege)) {
+            true => Ok(()),
+            false => Err(denied(format!("permission denied for {what} {shown}"))),
         }
     }
 

@@ -7,6 +7,7 @@
 use crate::settings::Settings;
 use crate::statement::Command;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_database::LockMode;
 
 /// When a command may not run, for what it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,6 +49,10 @@ fn refused(command: &Command) -> Option<Refused> {
         Command::Role(role) => role.tag()?,
         Command::Reindex { .. } => return Some(Refused::InRecovery("REINDEX")),
         Command::Copy(copy) if copy.from => return Some(Refused::InRecovery("COPY")),
+        // Locks that are in the way of no writer are in nobody's.
+        Command::LockTables { mode, .. } if *mode > LockMode::RowExclusive => {
+            return Some(Refused::InRecovery("LOCK TABLE"));
+        }
         Command::Vacuum { .. } => return Some(Refused::InRecovery("VACUUM")),
         Command::Analyze { .. } => return Some(Refused::InRecovery("ANALYZE")),
         _ => return None,
@@ -125,6 +130,7 @@ pub fn takes_snapshot(command: &Command) -> bool {
             | Command::Set { .. }
             | Command::SetTransaction { .. }
             | Command::SetConstraints { .. }
+            | Command::LockTables { .. }
             | Command::SetSessionTransaction { .. }
             | Command::Reset { .. }
             | Command::Show { .. }
@@ -176,12 +182,20 @@ mod tests {
             ("COPY t FROM STDIN", "COPY"),
             ("VACUUM FULL t", "VACUUM"),
             ("ANALYZE", "ANALYZE"),
+            ("LOCK t", "LOCK TABLE"),
+            ("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE", "LOCK TABLE"),
         ] {
             assert_eq!(code_on_standby(text), Some(format!("cannot execute {tag} during recovery")), "{text}");
         }
-        for text in
-            ["SELECT 1", "INSERT INTO t VALUES (1)", "CHECKPOINT", "COPY t TO STDOUT", "SET ROLE r", "UNLISTEN *"]
-        {
+        for text in [
+            "SELECT 1",
+            "INSERT INTO t VALUES (1)",
+            "CHECKPOINT",
+            "COPY t TO STDOUT",
+            "SET ROLE r",
+            "UNLISTEN *",
+            "LOCK t IN ROW EXCLUSIVE MODE",
+        ] {
             assert_eq!(code_on_standby(text), None, "{text}");
         }
     }

@@ -20,6 +20,7 @@ mod foreign_keys;
 mod grants;
 mod identity;
 mod indexes;
+mod lock_table;
 mod locking;
 mod merge;
 mod objects;
@@ -520,7 +521,11 @@ impl Session {
         if state.catalog.roles.get(&role).is_some_and(|role| role.superuser) {
             return Ok(());
         }
-        crate::privileges::check(&self.facts(Utc::now()), command)
+        let facts = match command {
+            statement::Command::LockTables { .. } => self.facts_unbegun(Utc::now()),
+            _ => self.facts(Utc::now()),
+        };
+        crate::privileges::check(&facts, command)
     }
 
     fn facts(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
@@ -530,6 +535,14 @@ impl Session {
     /// As `facts`, over what is committed, whatever the transaction block: no statement of it begins.
     fn facts_apart(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
         self.facts_over(self.planner.database().version_for(&self.temporary), statement_start)
+    }
+
+    /// As `facts`, of what takes no snapshot: a transaction that has none yet may read later what is committed meanwhile.
+    fn facts_unbegun(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
+        match self.has_begun() {
+            true => self.facts(statement_start),
+            false => self.facts_apart(statement_start),
+        }
     }
 
     fn facts_over(&self, version: Arc<DatabaseVersion>, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
@@ -549,6 +562,10 @@ impl Session {
     }
 
     fn running(&self, text: &str) -> Running {
+        self.running_over(text, Session::facts)
+    }
+
+    fn running_over(&self, text: &str, facts: fn(&Session, DateTime<Utc>) -> Arc<SessionFacts>) -> Running {
         let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
         query.place = self.place.clone();
@@ -565,6 +582,6 @@ impl Session {
                 current.end_reading(planner.database(), succeeded);
             });
         }
-        Running { facts: self.facts(Utc::now()), interrupt, query }
+        Running { facts: facts(self, Utc::now()), interrupt, query }
     }
 }

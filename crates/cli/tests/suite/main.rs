@@ -21,6 +21,7 @@ mod failover;
 mod histories;
 mod kept;
 mod kills;
+mod lock_table;
 mod locking;
 mod overtaken;
 mod paged;

@@ -1,10 +1,13 @@
 //! Locks of relations by name, held to the end of a transaction.
 //!
-//! Whoever changes rows of a table shares its lock; whoever changes the table itself has it alone, or, where that may be
-//! beside others who change rows, is the only one that does. Readers take none.
+//! The modes are PostgreSQL's. Whoever changes rows of a table shares its lock (`RowExclusive`); whoever changes the table itself has it
+//! alone (`AccessExclusive`), or, where that may be beside others who change rows, is the only one that does (`ShareUpdateExclusive`). The other
+//! modes are `LOCK TABLE`'s. Readers take none.
 //!
 //! Invariants:
-//!   * A name has one exclusive holder and no others, or any number of shared ones and at most one that maintains.
+//!   * No two holders of a name have modes that conflict.
+//!   * A holder has one mode of a name: the least that keeps off whom all those keep off that it asked for. There always is one that keeps off
+//!     nobody else ([`LockMode::join`]).
 //!   * A transaction waits for another transaction's end, through [`Transactions::wait_for`], as it does for rows: so a
 //!     cycle of both kinds of waits is found there. A lock that is given up earlier, by going back to a savepoint, lets
 //!     waiters go on after a slice of their wait.
@@ -33,19 +36,80 @@ const GIVE_WAY_EVERY: Duration = Duration::from_secs(10);
 /// How long who gives way sleeps at a time.
 const SLICE: Duration = Duration::from_millis(10);
 
+/// How a table is locked. Each mode but `Share` keeps off whom those before it do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockMode {
+    AccessShare,
+    RowShare,
     /// To change rows.
-    Shared,
+    RowExclusive,
     /// To change the table in a way that those who change rows need not wait for.
-    Maintain,
-    /// To change the table.
+    ShareUpdateExclusive,
+    /// That nobody changes rows. Others may have it, too.
+    Share,
+    ShareRowExclusive,
     Exclusive,
+    /// To change the table.
+    AccessExclusive,
 }
 
 impl LockMode {
+    pub const ALL: [LockMode; 8] = [
+        LockMode::AccessShare,
+        LockMode::RowShare,
+        LockMode::RowExclusive,
+        LockMode::ShareUpdateExclusive,
+        LockMode::Share,
+        LockMode::ShareRowExclusive,
+        LockMode::Exclusive,
+        LockMode::AccessExclusive,
+    ];
+
+    /// PostgreSQL, "Conflicting Lock Modes" (13.3.1).
     fn conflicts(self, other: LockMode) -> bool {
-        self.max(other) == LockMode::Exclusive || (self, other) == (LockMode::Maintain, LockMode::Maintain)
+        use LockMode::{AccessShare, Exclusive, RowExclusive, RowShare, Share, ShareUpdateExclusive};
+        let (low, high) = (self.min(other), self.max(other));
+        match low {
+            AccessShare => high > Exclusive,
+            RowShare => high >= Exclusive,
+            RowExclusive => high >= Share,
+            ShareUpdateExclusive => high >= ShareUpdateExclusive,
+            // Not with itself.
+            Share => high > Share,
+            _ => true,
+        }
+    }
+
+    /// Whether who has this mode keeps off all that one with the other does.
+    pub(crate) fn covers(self, other: LockMode) -> bool {
+        self.join(other) == self
+    }
+
+    /// What keeps off whom the two do.
+    pub(crate) fn join(self, other: LockMode) -> LockMode {
+        let (low, high) = (self.min(other), self.max(other));
+        let writes = [LockMode::RowExclusive, LockMode::ShareUpdateExclusive];
+        // Neither keeps off whom the other does.
+        if high == LockMode::Share && writes.contains(&low) { LockMode::ShareRowExclusive } else { high }
+    }
+
+    /// Whether nobody else changes rows.
+    fn excludes_writers(self) -> bool {
+        self >= LockMode::Share
+    }
+
+    /// PostgreSQL's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            LockMode::AccessShare => "AccessShareLock",
+            LockMode::RowShare => "RowShareLock",
+            LockMode::RowExclusive => "RowExclusiveLock",
+            LockMode::ShareUpdateExclusive => "ShareUpdateExclusiveLock",
+            LockMode::Share => "ShareLock",
+            LockMode::ShareRowExclusive => "ShareRowExclusiveLock",
+            LockMode::Exclusive => "ExclusiveLock",
+            LockMode::AccessExclusive => "AccessExclusiveLock",
+        }
     }
 }
 
@@ -71,7 +135,7 @@ pub(crate) struct LockManager {
     state: Mutex<State>,
     /// Somebody waits no longer.
     settled: Condvar,
-    /// Who writes rows without locks, and how many have names alone, or want to.
+    /// Who writes rows without locks, and how many keep them off names, or want to.
     activities: Activities,
 }
 
@@ -97,13 +161,13 @@ impl State {
         in_the_way.next().map(|(_, (tag, _))| *tag)
     }
 
-    /// Somebody waits to have the name alone, and it is his turn to be given way to.
+    /// Somebody waits for the others to change no rows, and it is his turn to be given way to.
     fn is_wanted_alone(&self, name: &RelationName) -> bool {
         let is_his_turn =
             |since: Instant| since.elapsed().as_millis() % GIVE_WAY_EVERY.as_millis() < GIVE_WAY.as_millis();
         self.waiting
             .values()
-            .any(|waiter| waiter.mode == LockMode::Exclusive && waiter.relation == *name && is_his_turn(waiter.since))
+            .any(|waiter| waiter.mode.excludes_writers() && waiter.relation == *name && is_his_turn(waiter.since))
     }
 
     fn holds(&self, locker: Locker, name: &RelationName) -> Option<LockMode> {
@@ -149,10 +213,10 @@ impl LockManager {
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<Option<LockMode>> {
         let held = self.state.lock().holds(locker, name);
-        if held >= Some(mode) {
+        if held.is_some_and(|held| held.covers(mode)) {
             return Ok(held);
         }
-        if mode != LockMode::Exclusive {
+        if !mode.excludes_writers() || held.is_some_and(LockMode::excludes_writers) {
             return self.lock_beside_direct(locker, name, mode, interrupted);
         }
         self.activities.alone();
@@ -181,10 +245,12 @@ impl LockManager {
     ) -> Result<Option<LockMode>> {
         let mut state = self.state.lock();
         let held = state.holds(locker, name);
+        // What it has keeps it from nobody that it would not be kept from then.
+        let mode = held.map_or(mode, |held| held.join(mode));
         let since = Instant::now();
         loop {
             let holder = state.conflict(locker, name, mode);
-            let gives_way = mode == LockMode::Shared && held.is_none() && state.is_wanted_alone(name);
+            let gives_way = mode == LockMode::RowExclusive && held.is_none() && state.is_wanted_alone(name);
             if holder.is_none() && !gives_way {
                 break;
             }
@@ -208,10 +274,15 @@ impl LockManager {
     pub fn try_lock(&self, locker: Locker, name: &RelationName, mode: LockMode) -> bool {
         let mut state = self.state.lock();
         let held = state.holds(locker, name);
-        if held >= Some(mode) {
+        if held.is_some_and(|held| held.covers(mode)) {
             return true;
         }
-        let gives_way = mode == LockMode::Shared && held.is_none() && state.is_wanted_alone(name);
+        // Who writes rows directly may have to be waited for.
+        if mode.excludes_writers() {
+            return false;
+        }
+        let mode = held.map_or(mode, |held| held.join(mode));
+        let gives_way = mode == LockMode::RowExclusive && held.is_none() && state.is_wanted_alone(name);
         if gives_way || state.conflict(locker, name, mode).is_some() {
             return false;
         }
@@ -251,7 +322,8 @@ impl LockManager {
                 Some(mode) => state.grant(locker, name, mode),
                 None => drop(state.give_up(locker.id, name)),
             }
-            if before == Some(LockMode::Exclusive) && mode != before {
+            let excludes = |mode: Option<LockMode>| mode.is_some_and(LockMode::excludes_writers);
+            if excludes(before) && !excludes(mode) {
                 self.activities.not_alone();
             }
         }
@@ -261,7 +333,7 @@ impl LockManager {
     pub fn forget<'a>(&self, id: u64, names: impl IntoIterator<Item = &'a RelationName>) {
         let mut state = self.state.lock();
         for name in names {
-            if state.give_up(id, name) == Some(LockMode::Exclusive) {
+            if state.give_up(id, name).is_some_and(LockMode::excludes_writers) {
                 self.activities.not_alone();
             }
         }
@@ -292,11 +364,32 @@ impl LockManager {
 
 #[cfg(test)]
 mod tests {
+    use super::LockMode;
     use crate::tests::{columns, insert, memory, near};
     use crate::{Database, NewIndex};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::thread;
     use std::time::Duration;
+
+    /// The invariant of one mode for all that a holder asked for.
+    #[test]
+    fn a_joined_mode_keeps_off_whom_both_do_and_nobody_else() {
+        for one in LockMode::ALL {
+            for two in LockMode::ALL {
+                let joined = one.join(two);
+                assert_eq!(joined, two.join(one));
+                for other in LockMode::ALL {
+                    let kept_off = one.conflicts(other) || two.conflicts(other);
+                    assert_eq!(joined.conflicts(other), kept_off, "{one:?} and {two:?} beside {other:?}");
+                    assert_eq!(one.conflicts(other), other.conflicts(one));
+                }
+                assert_eq!(
+                    one.covers(two),
+                    LockMode::ALL.iter().all(|other| one.conflicts(*other) >= two.conflicts(*other))
+                );
+            }
+        }
+    }
 
     #[test]
     fn who_changes_rows_all_the_time_gives_way_to_who_changes_the_table() {

@@ -409,15 +409,22 @@ impl Transaction {
     /// Takes the table's write lock until the transaction ends; waits in slices and calls `interrupted` between them
     /// (cancel, lock_timeout: return its error). 40P01 on a cycle, 42P01 when there is no such table.
     pub fn lock_table(&mut self, table: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.lock_in(&table.into(), LockMode::Exclusive, interrupted)
+        self.lock_table_as(table, LockMode::AccessExclusive, interrupted)
     }
 
     /// As `lock_table`, for changing rows: others may do so at the same time.
     pub fn lock_rows_of(&mut self, table: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.lock_in(&table.into(), LockMode::Shared, interrupted)
+        self.lock_table_as(table, LockMode::RowExclusive, interrupted)
     }
 
-    fn lock_in(&mut self, table: &RelationName, mode: LockMode, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+    /// As `lock_table`, in some mode.
+    pub fn lock_table_as(
+        &mut self,
+        table: impl Into<RelationName>,
+        mode: LockMode,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        let table = &table.into();
         self.table(table)?;
         self.lock_name_in(table, mode, interrupted)?;
         // Whoever held it may have dropped or renamed the table.
@@ -441,7 +448,7 @@ impl Transaction {
 
     /// As `lock_table`, for a name that no table has yet.
     pub fn lock_name(&mut self, name: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.lock_name_in(&name.into(), LockMode::Exclusive, interrupted)
+        self.lock_name_in(&name.into(), LockMode::AccessExclusive, interrupted)
     }
 
     fn lock_name_in(
@@ -450,7 +457,8 @@ impl Transaction {
         mode: LockMode,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        if self.locked.get(name).is_none_or(|held| *held < mode) {
+        let held = self.locked.get(name).copied();
+        if held.is_none_or(|held| !held.covers(mode)) {
             if !name.schema.is_temporary() {
                 self.database.check_writes()?;
             }
@@ -460,7 +468,7 @@ impl Transaction {
                 } else if !self.database.locks.try_lock(self.locker(), name, mode) {
                     return Err(self.worker().held_up());
                 }
-                self.locked.insert(name.clone(), mode);
+                self.locked.insert(name.clone(), held.map_or(mode, |held| held.join(mode)));
                 Ok(())
             })?;
         }
@@ -473,7 +481,7 @@ impl Transaction {
     }
 
     pub(crate) fn lock(&mut self, name: &RelationName) -> Result<()> {
-        self.lock_as(name, LockMode::Exclusive)
+        self.lock_as(name, LockMode::AccessExclusive)
     }
 
     pub(crate) fn lock_as(&mut self, name: &RelationName, mode: LockMode) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::session::TransactionStatus;
 use datafusion::common::Result;
 use std::sync::atomic::Ordering;
 use tidepool_base::{SchemaId, SqlType};
-use tidepool_database::{AccessObject, LockMode};
+use tidepool_database::AccessObject;
 use tidepool_table::{Identity, Table};
 
 /// PostgreSQL's number for UTF8.
@@ -691,17 +691,12 @@ fn locks(facts: &SessionFacts, rows: &mut Rows) {
         let view = || version.catalog.views.get(&lock.relation).map(|view| view.id);
         let sequence = || version.catalog.sequences.get(&lock.relation).map(|sequence| sequence.def.id);
         let relation = table.or_else(view).or_else(sequence);
-        let mode = match lock.mode {
-            LockMode::Shared => "RowExclusiveLock",
-            LockMode::Maintain => "ShareUpdateExclusiveLock",
-            LockMode::Exclusive => "AccessExclusiveLock",
-        };
         rows.push([
             ("locktype", if relation.is_some() { "relation" } else { "object" }.into()),
             ("database", DATABASE.into()),
             ("relation", relation.map(|id| id.0).into()),
             ("virtualtransaction", format!("0/{}", lock.transaction).into()),
-            ("mode", mode.into()),
+            ("mode", lock.mode.name().into()),
             ("granted", lock.granted.into()),
             ("fastpath", false.into()),
         ]);

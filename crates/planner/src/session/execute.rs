@@ -170,6 +170,7 @@ impl Session {
             Command::Truncate { names, restart_identity, cascade } => {
                 self.truncate(text, names, *restart_identity, *cascade).await
             }
+            Command::LockTables { relations, mode, nowait } => self.lock_tables(text, relations, *mode, *nowait).await,
             Command::AlterTable { name, if_exists, actions } => self.alter_table(text, name, *if_exists, actions).await,
             Command::Comment { about, text: comment } => self.comment(text, about, comment.as_deref()).await,
             Command::CreateTablespace { name, location, options, owner } => {

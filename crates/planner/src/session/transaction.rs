@@ -87,7 +87,11 @@ impl Block {
     fn is_untouched(&self, settings: &Settings) -> bool {
         let all = |settings: &Settings| (settings.to_portable(&self.settings_before), settings.custom());
         self.savepoints.is_empty()
-            && self.slot.lock().as_ref().is_some_and(|transaction| !transaction.has_begun())
+            && self
+                .slot
+                .lock()
+                .as_ref()
+                .is_some_and(|transaction| !transaction.has_begun() && !transaction.holds_locks())
             && self.leaves_settings()
             && all(settings) == all(&self.settings_before)
     }
@@ -473,7 +477,8 @@ impl Session {
                     if let Some(transaction) = slot.as_ref()
                         && transaction.isolation() != wanted
                     {
-                        if transaction.has_begun() {
+                        // It is another one then, which has none of the locks.
+                        if transaction.has_begun() || transaction.holds_locks() {
                             return Err(Error::new(
                                 SqlState::ACTIVE_SQL_TRANSACTION,
                                 "SET TRANSACTION ISOLATION LEVEL must be called before any query",
@@ -534,6 +539,12 @@ impl Session {
             }
         }
         self.planner.database().version_for(&self.temporary)
+    }
+
+    /// Whether a statement of the block's transaction has begun, at some time.
+    pub(super) fn has_begun(&self) -> bool {
+        let slot = self.block.as_ref().map(|block| block.slot.lock());
+        slot.is_some_and(|slot| slot.as_ref().is_some_and(Transaction::has_begun))
     }
 
     /// Has a transaction know what is its session's.

@@ -16,6 +16,7 @@ mod error_position;
 mod extensions;
 mod indexes;
 mod literals;
+mod lock_table;
 pub mod locking;
 pub mod merge;
 mod objects;
@@ -35,9 +36,11 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, panic_point};
+use tidepool_database::LockMode;
 
 pub use comment::CommentOn;
 pub use indexes::{IndexAction, IndexClause, Reindexed};
+pub use lock_table::LockedRelation;
 pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
 pub use roles::{GrantClause, GrantTargets, MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions};
@@ -123,6 +126,7 @@ impl Statement {
             | Command::Set { .. }
             | Command::SetTransaction { .. }
             | Command::SetConstraints { .. }
+            | Command::LockTables { .. }
             | Command::SetSessionTransaction { .. }
             | Command::Reset { .. }
             | Command::Show { .. }
@@ -321,6 +325,11 @@ pub enum Command {
         names: Vec<QualifiedName>,
         restart_identity: bool,
         cascade: bool,
+    },
+    LockTables {
+        relations: Vec<LockedRelation>,
+        mode: LockMode,
+        nowait: bool,
     },
     AlterTable {
         name: QualifiedName,

@@ -279,6 +279,7 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             let cascade = super::objects::cascades(cursor);
             Command::Truncate { names, restart_identity, cascade }
         }
+        "lock" => super::lock_table::lock(cursor)?,
         "drop" => return drop_statement(cursor),
         "create" => {
             if cursor.keywords(&["create", "tablespace"]) {
@@ -352,7 +353,7 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
         "comment" => super::comment::comment(cursor)?,
-        "cluster" | "lock" | "listen" | "notify" | "do" | "load" | "refresh" | "security" | "import" => {
+        "cluster" | "listen" | "notify" | "do" | "load" | "refresh" | "security" | "import" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(Error::unsupported(format!("{verb} is not supported")))

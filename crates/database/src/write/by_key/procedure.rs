@@ -2,7 +2,7 @@
 
 use super::access::{Access, Keeper, Work};
 use crate::catalog::relation::RelationName;
-use crate::{Database, Isolation, Transaction};
+use crate::{Database, Isolation, LockMode, Transaction};
 use parking_lot::RwLock;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -106,11 +106,13 @@ impl Transaction {
                 let locked = &self.locked;
                 let locker = self.locker();
                 let mut lock = |name: &RelationName| {
-                    if locked.contains_key(name) || newly_locked.contains_key(name) {
+                    let held = newly_locked.get(name).or_else(|| locked.get(name)).copied();
+                    let mode = LockMode::RowExclusive;
+                    if held.is_some_and(|held| held.covers(mode)) {
                         return Ok(());
                     }
-                    database.locks.lock(locker, name, crate::LockMode::Shared, &*patience.begin_wait())?;
-                    newly_locked.insert(name.clone(), crate::LockMode::Shared);
+                    database.locks.lock(locker, name, mode, &*patience.begin_wait())?;
+                    newly_locked.insert(name.clone(), held.map_or(mode, |held| held.join(mode)));
                     Ok(())
                 };
                 let keeper = ByLocks { transaction: RefCell::new(&mut lock) };

@@ -242,8 +242,8 @@ impl DirectSession {
         let (id, names) = &mut *self.locks.borrow_mut();
         if !names.contains_key(table) {
             let locker = Locker { tag, id: *id };
-            self.database.locks.lock(locker, table, LockMode::Shared, &*self.patience.begin_wait())?;
-            names.insert(table.clone(), LockMode::Shared);
+            self.database.locks.lock(locker, table, LockMode::RowExclusive, &*self.patience.begin_wait())?;
+            names.insert(table.clone(), LockMode::RowExclusive);
         }
         Ok(())
     }

@@ -132,7 +132,7 @@ impl Transaction {
     /// Drops an index, with the constraint that it serves. 42704 when there is none.
     pub fn drop_index(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
-            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
+            let (table, index) = self.locked_index(name, LockMode::AccessExclusive)?;
             for part in self.parts_of_index(&table.def, index.id) {
                 self.drop_index(&part)?;
             }
@@ -150,7 +150,7 @@ impl Transaction {
     pub fn rename_index(&mut self, name: &RelationName, new_name: &str) -> Result<()> {
         QueryHeap::outside(|| {
             check_name(new_name)?;
-            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
+            let (table, index) = self.locked_index(name, LockMode::AccessExclusive)?;
             let full = RelationName::new(name.schema, new_name);
             self.lock(&full)?;
             if self.state().is_taken(&full) {
@@ -165,7 +165,7 @@ impl Transaction {
     pub fn set_index_tablespace(&mut self, name: &RelationName, tablespace: Option<&str>) -> Result<()> {
         QueryHeap::outside(|| {
             let space = tablespace.map(|space| self.database.tablespaces().get(space)).transpose()?;
-            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
+            let (table, index) = self.locked_index(name, LockMode::AccessExclusive)?;
             let mut def = TableDef::clone(&table.def);
             for known in def.indexes.iter_mut().filter(|known| known.id == index.id) {
                 known.tablespace = space.as_ref().map(|space| space.name().to_owned());
@@ -177,7 +177,7 @@ impl Transaction {
     /// Makes an index anew.
     pub fn reindex(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
-            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
+            let (table, index) = self.locked_index(name, LockMode::AccessExclusive)?;
             for part in self.parts_of_index(&table.def, index.id) {
                 self.reindex(&part)?;
             }

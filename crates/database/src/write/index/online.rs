@@ -78,7 +78,7 @@ impl Transaction {
     /// Drops an index while others change rows of its table. 42704 when there is none.
     pub fn drop_index_online(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
-            let (table, index) = self.locked_index(name, LockMode::Maintain)?;
+            let (table, index) = self.locked_index(name, LockMode::ShareUpdateExclusive)?;
             self.discard(&RelationName::from(&*table.def), index.id)
         })
     }
@@ -104,7 +104,7 @@ impl Transaction {
 
     /// One like an index that there is, to take its place. Returns its table, and both.
     fn declare_again(&mut self, name: &RelationName) -> Result<(TableId, TableId, TableId)> {
-        let (table, old) = self.locked_index(name, LockMode::Exclusive)?;
+        let (table, old) = self.locked_index(name, LockMode::AccessExclusive)?;
         if table.def.partitioning.is_some() {
             return Err(Error::unsupported(format!("cannot reindex partitioned index \"{}\" concurrently", old.name)));
         }
@@ -135,7 +135,7 @@ impl Transaction {
         };
         loop {
             let name = find(&self.state()).ok_or_else(gone)?;
-            self.lock_as(&name, LockMode::Maintain)?;
+            self.lock_as(&name, LockMode::ShareUpdateExclusive)?;
             if find(&self.state()).ok_or_else(gone)? == name {
                 return Ok(name);
             }
