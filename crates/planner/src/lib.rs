@@ -83,6 +83,7 @@ mod samples;
 mod scan;
 mod sequences;
 mod session;
+mod set_names;
 mod settings;
 mod shifts;
 mod sliding;

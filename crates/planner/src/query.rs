@@ -339,6 +339,7 @@ fn planned_apart(
 ) -> Result<LogicalPlan> {
     crate::windows::write_out(&mut query)?;
     crate::group_sets::write_out(&mut query)?;
+    crate::set_names::separate_orders(&mut query);
     let own_names = crate::order_names::separate(&mut query);
     crate::merged_columns::write_out(&mut query, &mut |part| {
         let plan = named_plan(names, part, &parameters, None)?;
@@ -488,6 +489,7 @@ fn named_plan(
     let planned = match logical_plan_of(names, named, parameters.clone(), table_schema.cloned()) {
         Err(error) if matches!(error.code(), SqlState::DUPLICATE_COLUMN | SqlState::AMBIGUOUS_COLUMN) => {
             let mut named = query;
+            crate::set_names::separate(&mut named);
             shared = crate::names::prepare(&mut named, true);
             let planned = logical_plan_of(names, named, parameters.clone(), table_schema.cloned());
             if error.code() == SqlState::AMBIGUOUS_COLUMN { planned.map_err(|_| error) } else { planned }

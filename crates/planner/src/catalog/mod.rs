@@ -43,7 +43,7 @@ pub use functions::{
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use pull_up::outer_columns;
 pub use relations::Relation as SystemRelation;
-pub use rewrite::{array_items, rewrite, rewrite_expression};
+pub use rewrite::{array_items, derived, rewrite, rewrite_expression, select, table_alias};
 pub use syntax::{is_aggregate, parts};
 pub use types::format_type;
 
