@@ -47,7 +47,7 @@ fn create(transaction: &mut Transaction, name: &str) {
 }
 
 /// Rows `(number, "row number")`.
-fn batch(table: &TableVersion, numbers: std::ops::Range<usize>) -> RecordBatch {
+pub(crate) fn batch(table: &TableVersion, numbers: std::ops::Range<usize>) -> RecordBatch {
     let settings = TextSettings::default();
     let mut a = TextReader::new(SqlType::Integer, &settings);
     let mut b = TextReader::new(SqlType::Varchar { length_max: Some(20) }, &settings);

@@ -189,6 +189,12 @@ impl AdvisoryLocks {
         own.map(|(key, held)| (key, held.mode, held.count)).collect()
     }
 
+    /// Whether a session holds any that end with its transaction.
+    pub fn holds_in_transaction(&self, session: u32) -> bool {
+        let state = self.state.lock();
+        state.held.values().flatten().any(|held| held.session == session && held.transaction)
+    }
+
     pub fn end_transaction(&self, session: u32) {
         self.state.lock().release(|held| held.session == session && held.transaction);
         self.released.notify_waiters();

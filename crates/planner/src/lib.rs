@@ -108,7 +108,7 @@ pub use plan_cache::PlanCounts;
 pub use planner::Planner;
 pub use portable::{
     PortableBlock, PortableBlockState, PortableKey, PortableLock, PortablePrepared, PortableSession, PortableStatement,
-    PortableTls, PortableTraffic,
+    PortableTls, PortableTraffic, PortableTransaction,
 };
 pub use queries::{QueryInfo, QueryState};
 pub use session::{

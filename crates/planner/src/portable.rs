@@ -17,7 +17,9 @@
 //! * Any version up to [`VERSION`] is read. A later one is an error (0A000).
 //! * Damage is an error (XX001), and never a panic. Nothing is allocated by a length before so many bytes are there.
 
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, RowId, SchemaId, StoreId};
+use tidepool_database::{LockMode, RelationName, RowStep, TransactionStep};
+use tidepool_table::rows::RowLock;
 use zeroize::Zeroizing;
 
 /// The version that is written.
@@ -43,6 +45,8 @@ const STATEMENTS: u16 = 10;
 const TLS: u16 = 11;
 const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
+/// Without it the transaction is lost, as [`BLOCK`] says.
+const TRANSACTION: u16 = OPTIONAL + 1;
 
 /// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,6 +81,8 @@ pub struct PortableSession {
     /// What the protocol prepared.
     pub statements: Vec<PortablePrepared>,
     pub block: Option<PortableBlock>,
+    /// What was done in the block, if it can be done again: then the block is not lost.
+    pub transaction: Option<PortableTransaction>,
     /// Those that outlive their transactions.
     pub cursors: Vec<PortableCursor>,
     /// `None`: the connection is not encrypted.
@@ -139,6 +145,14 @@ pub struct PortableBlock {
     pub isolation: String,
     pub is_read_only: bool,
     pub is_deferrable: bool,
+}
+
+/// What was done in a transaction block.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableTransaction {
+    /// Names of its savepoints, in the order in which they were made.
+    pub savepoints: Vec<String>,
+    pub steps: Vec<TransactionStep>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -269,6 +283,12 @@ impl PortableSession {
                 to.text(&block.isolation);
                 to.put([u8::from(block.is_read_only)]);
                 to.put([u8::from(block.is_deferrable)]);
+            });
+        }
+        if let Some(transaction) = &self.transaction {
+            part(TRANSACTION, &|to| {
+                to.list(&transaction.savepoints, |to, name| to.text(name));
+                to.list(&transaction.steps, Writer::step);
             });
         }
         if !self.cursors.is_empty() {
@@ -407,6 +427,10 @@ impl PortableSession {
                     is_deferrable: from.is_set()?,
                 });
             }
+            TRANSACTION => {
+                let (savepoints, steps) = (from.list(Reader::text)?, from.list(Reader::step)?);
+                self.transaction = Some(PortableTransaction { savepoints, steps });
+            }
             CURSORS => {
                 self.cursors = from.list(|from| {
                     Ok(PortableCursor {
@@ -449,6 +473,14 @@ fn damaged() -> Error {
     Error::corrupted("a session that was passed on is damaged")
 }
 
+/// By which the form numbers them.
+const ROW_LOCKS: [RowLock; 4] = [RowLock::KeyShare, RowLock::Share, RowLock::NoKeyUpdate, RowLock::Update];
+
+/// Its place in a list that has it.
+fn place_of<T: PartialEq>(list: &[T], item: &T) -> u8 {
+    list.iter().position(|known| known == item).unwrap_or_default() as u8
+}
+
 struct Writer(Vec<u8>);
 
 impl Writer {
@@ -479,6 +511,36 @@ impl Writer {
 
     fn oids(&mut self, oids: &[u32]) {
         self.list(oids, |to, oid| to.put(oid.to_le_bytes()));
+    }
+
+    fn step(&mut self, step: &TransactionStep) {
+        match step {
+            TransactionStep::LockTable { relation, mode } => {
+                self.put([1]);
+                self.put(relation.schema.0.to_le_bytes());
+                self.text(&relation.name);
+                self.put([place_of(&LockMode::ALL, mode)]);
+            }
+            TransactionStep::Savepoint => self.put([2]),
+            TransactionStep::Row { store, row, before, change } => {
+                self.put([3]);
+                self.put(store.0.to_le_bytes());
+                self.put(row.0.to_le_bytes());
+                self.option(*before, |to, sum| to.put(sum.to_le_bytes()));
+                match change {
+                    RowStep::Inserted(image) => {
+                        self.put([1]);
+                        self.bytes(image);
+                    }
+                    RowStep::Updated(image) => {
+                        self.put([2]);
+                        self.bytes(image);
+                    }
+                    RowStep::Deleted => self.put([3]),
+                    RowStep::Locked(lock) => self.put([4, place_of(&ROW_LOCKS, lock)]),
+                }
+            }
+        }
     }
 
     fn statement(&mut self, statement: &PortableStatement) {
@@ -534,6 +596,35 @@ impl<'a> Reader<'a> {
             items.push(read(self)?);
         }
         Ok(items)
+    }
+
+    fn step(&mut self) -> Result<TransactionStep> {
+        Ok(match self.array()? {
+            [1] => {
+                let schema = SchemaId(u32::from_le_bytes(self.array()?));
+                let relation = RelationName::new(schema, self.text()?);
+                TransactionStep::LockTable { relation, mode: self.one_of(&LockMode::ALL)? }
+            }
+            [2] => TransactionStep::Savepoint,
+            [3] => TransactionStep::Row {
+                store: StoreId(u64::from_le_bytes(self.array()?)),
+                row: RowId(u64::from_le_bytes(self.array()?)),
+                before: self.option(|from| Ok(u32::from_le_bytes(from.array()?)))?,
+                change: match self.array()? {
+                    [1] => RowStep::Inserted(self.bytes()?.to_vec()),
+                    [2] => RowStep::Updated(self.bytes()?.to_vec()),
+                    [3] => RowStep::Deleted,
+                    [4] => RowStep::Locked(self.one_of(&ROW_LOCKS)?),
+                    [_] => return Err(damaged()),
+                },
+            },
+            [_] => return Err(damaged()),
+        })
+    }
+
+    fn one_of<T: Copy>(&mut self, list: &[T]) -> Result<T> {
+        let [place] = self.array()?;
+        list.get(usize::from(place)).copied().ok_or_else(damaged)
     }
 
     fn pairs(&mut self) -> Result<Vec<(String, String)>> {
@@ -609,6 +700,20 @@ mod tests {
                 is_read_only: true,
                 is_deferrable: false,
             }),
+            transaction: Some(PortableTransaction {
+                savepoints: vec!["s".to_owned()],
+                steps: vec![
+                    TransactionStep::LockTable {
+                        relation: RelationName::new(SchemaId(2200), "t"),
+                        mode: LockMode::RowExclusive,
+                    },
+                    row_step(None, RowStep::Inserted(vec![1, 2])),
+                    TransactionStep::Savepoint,
+                    row_step(Some(77), RowStep::Updated(Vec::new())),
+                    row_step(None, RowStep::Deleted),
+                    row_step(Some(u32::MAX), RowStep::Locked(RowLock::Share)),
+                ],
+            }),
             cursors: vec![PortableCursor {
                 name: "c".to_owned(),
                 columns: vec![PortableColumn {
@@ -628,6 +733,10 @@ mod tests {
                 records: vec![23, 3, 3],
             }),
         }
+    }
+
+    fn row_step(before: Option<u32>, change: RowStep) -> TransactionStep {
+        TransactionStep::Row { store: StoreId(5), row: RowId::new(7, 9), before, change }
     }
 
     /// With the right checksum.

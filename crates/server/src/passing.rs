@@ -18,8 +18,9 @@
 //! * **A connection goes on at one of the two, or ends.** Whoever has the database in the end goes on with the connections that it has the bytes
 //!   of, and shuts down the sockets of all others. A process that ends closes what it has.
 //!
-//! A transaction that is open then is lost, unless nothing was done in it: it stays open here until the other host has the database, and its
-//! client is told by that one (40001).
+//! A transaction that is open then stays open here until the other host has the database. That one does again what was done in it, if it can be
+//! done again ([`Session::transaction_goes_over`](tidepool_planner::Session::transaction_goes_over)); or else it is lost, and its client is
+//! told so by that host (40001).
 //!
 //! Not able to go over: connections with TLS 1.2 (those with TLS 1.3 are: [`crate::secured`]); those within a COPY; those with more than
 //! [`BYTES_MAX`] to be passed on. They end as at any other take-over.

@@ -87,7 +87,8 @@ impl Drop for Gate {
 
 /// Hands on sessions that go on together.
 pub(crate) fn gather(mut sessions: Vec<InheritedSession>, mut hand_on: impl FnMut(InheritedSession)) {
-    let has_locks = |session: &InheritedSession| !session.portable.locks.is_empty();
+    let has_locks =
+        |session: &InheritedSession| !session.portable.locks.is_empty() || session.portable.transaction.is_some();
     let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| has_locks(session)).count()));
     for session in &mut sessions {
         session.gate = Gate { missing: Some(missing.clone()), is_missing: has_locks(session) };

@@ -343,7 +343,7 @@ async fn what_cannot_go_over_ends_and_the_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_that_are_open_are_lost_and_their_clients_told() {
+async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
     let cluster = Cluster::new();
     let config = rejoining(&cluster, "1s");
     let first = start(&cluster, "h1", "primary", &config, None);
@@ -355,10 +355,11 @@ async fn transactions_that_are_open_are_lost_and_their_clients_told() {
         client.batch_execute(sql).await.unwrap();
         client
     };
-    let reading = begin("BEGIN; SELECT count(*) FROM accounts").await;
+    let reading = begin("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM accounts").await;
     let writing = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1; SET work_mem = '11MB'").await;
     let committing = begin("BEGIN; SET LOCAL work_mem = '12MB'; UPDATE accounts SET balance = 100 WHERE id = 2").await;
-    let saved = begin("BEGIN; SAVEPOINT s; UPDATE accounts SET balance = 100 WHERE id = 3").await;
+    let saved =
+        begin("BEGIN; CREATE TABLE made (id int); SAVEPOINT s; UPDATE accounts SET balance = 100 WHERE id = 3").await;
     let fetching = begin("BEGIN; DECLARE c CURSOR FOR SELECT id FROM accounts; FETCH 1 FROM c").await;
     let begun = begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await;
     let failed = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 4").await;
@@ -414,6 +415,136 @@ async fn transactions_that_are_open_are_lost_and_their_clients_told() {
     }
     assert_eq!(one(&ported, "SELECT sum(balance) FROM accounts").await, "0");
     for host in [first, second] {
+        host.signal(libc::SIGTERM);
+        let (_, log) = host.wait();
+        assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");
+    }
+}
+
+/// Whatever rows they wrote and locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_that_are_open_go_on() {
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "100s");
+    let hosts = [start(&cluster, "h1", "primary", &config, None), start(&cluster, "h2", "standby", &config, None)];
+    let mut urls = hosts.each_ref().map(|host| host.url.clone());
+    set_up(&urls[0]).await;
+    let client = connect(&urls[0]).await;
+    let tables = "CREATE TABLE parent (id int PRIMARY KEY, name text UNIQUE, n numeric DEFAULT 1.5);
+                  CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE CASCADE);
+                  CREATE TABLE part (k int PRIMARY KEY, v text) PARTITION BY RANGE (k);
+                  CREATE TABLE part_low PARTITION OF part FOR VALUES FROM (0) TO (100);
+                  CREATE TABLE part_high PARTITION OF part FOR VALUES FROM (100) TO (200);
+                  INSERT INTO parent SELECT i, 'p' || i FROM generate_series(1, 100) AS g(i);
+                  INSERT INTO part SELECT i, 'v' FROM generate_series(0, 199, 10) AS g(i);
+                  CALL tidepool.merge('parent');
+                  INSERT INTO parent SELECT i, 'p' || i FROM generate_series(101, 110) AS g(i);
+                  UPDATE parent SET n = 2 WHERE id IN (7, 8)";
+    for statement in tables.split(';') {
+        client.batch_execute(statement).await.unwrap();
+    }
+    let begin = async |sql: &str| {
+        let client = connect(&urls[0]).await;
+        client.batch_execute(sql).await.unwrap();
+        client
+    };
+    let reading = begin("BEGIN; SELECT count(*) FROM parent; SAVEPOINT empty").await;
+    let writing = begin(
+        "BEGIN; INSERT INTO parent VALUES (201, 'own'), (202, 'own too'); UPDATE parent SET n = n + 1 WHERE id IN (1, 7, 105, 201);
+         UPDATE parent SET name = 'renamed' WHERE id = 2; DELETE FROM parent WHERE id IN (3, 106);
+         SAVEPOINT one; UPDATE parent SET n = n * 10 WHERE id IN (1, 201); INSERT INTO parent VALUES (3, 'p3 again');
+         SAVEPOINT two; DELETE FROM parent WHERE id IN (1, 201, 3); INSERT INTO parent VALUES (203, 'last')",
+    )
+    .await;
+    // What a parent's end takes along is taken along once.
+    let referring = begin(
+        "BEGIN; INSERT INTO child VALUES (1, 10), (2, 11), (3, 11); DELETE FROM parent WHERE id = 11;
+         INSERT INTO parent VALUES (11, 'p11'); INSERT INTO child VALUES (4, 11)",
+    )
+    .await;
+    let moving = begin("BEGIN; UPDATE part SET k = k + 95 WHERE k = 10; UPDATE part SET v = 'w' WHERE k = 150").await;
+    let locking = begin(
+        "BEGIN; SELECT id FROM parent WHERE id = 20 FOR UPDATE; SELECT id FROM parent WHERE id = 21 FOR NO KEY UPDATE;
+         SELECT id FROM parent WHERE id = 22 FOR SHARE; SELECT id FROM parent WHERE id = 107 FOR KEY SHARE;
+         LOCK TABLE t IN SHARE MODE",
+    )
+    .await;
+    let keyed = begin("SELECT 1").await;
+    let by_key = keyed.prepare("UPDATE accounts SET balance = balance + 1 WHERE id = $1").await.unwrap();
+    keyed.batch_execute("BEGIN").await.unwrap();
+    keyed.execute(&by_key, &[&1]).await.unwrap();
+    let free = "SELECT string_agg(id::text, ',' ORDER BY id) FROM (SELECT id FROM parent WHERE id < 30 OR id > 100 FOR UPDATE SKIP LOCKED) s";
+    let mut seen = None;
+    for round in 1..=3 {
+        let now = one(&client, free).await;
+        assert_eq!(
+            *seen.get_or_insert(now.clone()),
+            now,
+            "others may have other rows after {} switch-overs",
+            round - 1
+        );
+        switch_over(&urls[0], if round % 2 == 1 { "h2" } else { "h1" }).await;
+        urls.swap(0, 1);
+        // Others wait for what they wait for before.
+        client.batch_execute("SET lock_timeout = '50ms'").await.unwrap();
+        for sql in [
+            "INSERT INTO parent VALUES (202, 'another')",
+            "INSERT INTO parent VALUES (300, 'renamed')",
+            "UPDATE parent SET n = 0 WHERE id = 7",
+            "UPDATE parent SET n = 0 WHERE id = 22",
+            "DELETE FROM parent WHERE id = 10",
+            "DELETE FROM parent WHERE id = 107",
+            "UPDATE part SET v = '' WHERE k = 150",
+            "INSERT INTO t VALUES (1, 'one')",
+            "UPDATE accounts SET balance = 0 WHERE id = 1",
+        ] {
+            let refused = client.batch_execute(sql).await.map_err(|error| code(&error).to_owned());
+            assert_eq!(refused, Err("55P03".to_owned()), "{sql}");
+        }
+        client
+            .batch_execute(
+                "UPDATE parent SET n = n WHERE id = 107; SELECT id FROM parent WHERE id = 22 FOR SHARE NOWAIT",
+            )
+            .await
+            .unwrap();
+        assert_eq!(one(&client, "SELECT count(*) FROM parent").await, "110");
+        keyed.execute(&by_key, &[&1]).await.unwrap();
+        moving.batch_execute("UPDATE part SET v = v || 'x' WHERE k = 105").await.unwrap();
+        until(&client, STREAMING, "1").await;
+    }
+    // Each sees what it did.
+    reading.batch_execute("ROLLBACK TO empty; COMMIT").await.unwrap();
+    let own = "SELECT string_agg(id || ' ' || name || ' ' || n, ',' ORDER BY id) FROM parent WHERE id < 4 OR id IN (7, 105, 106) OR id > 200";
+    assert_eq!(one(&writing, own).await, "2 renamed 1.5,7 p7 3,105 p105 2.5,202 own too 1.5,203 last 1.5");
+    writing.batch_execute("ROLLBACK TO two").await.unwrap();
+    assert_eq!(
+        one(&writing, own).await,
+        "1 p1 25.0,2 renamed 1.5,3 p3 again 1.5,7 p7 3,105 p105 2.5,201 own 25.0,202 own too 1.5"
+    );
+    writing.batch_execute("ROLLBACK TO one; UPDATE parent SET n = n + 1 WHERE id = 201; COMMIT").await.unwrap();
+    assert_eq!(one(&client, own).await, "1 p1 2.5,2 renamed 1.5,7 p7 3,105 p105 2.5,201 own 3.5,202 own too 1.5");
+    assert_eq!(one(&referring, "SELECT string_agg(id::text, ',' ORDER BY id) FROM child").await, "1,4");
+    referring.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(one(&client, "SELECT string_agg(id::text, ',' ORDER BY id) FROM child").await, "1,4");
+    moving.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(
+        one(&client, "SELECT string_agg(v, ',' ORDER BY k) FROM part_high WHERE k IN (105, 150)").await,
+        "vxxx,w"
+    );
+    locking
+        .batch_execute("UPDATE parent SET n = 0 WHERE id = 22; INSERT INTO t VALUES (1, 'one'); COMMIT")
+        .await
+        .unwrap();
+    keyed.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(one(&client, "SELECT balance FROM accounts WHERE id = 1").await, "4");
+    assert_eq!(one(&client, "SELECT count(*) FROM pg_locks WHERE relation IS NOT NULL").await, "0");
+    // What was written so is in the log as all else is.
+    let rows =
+        "SELECT (SELECT sum(id) FROM parent) || ' ' || (SELECT sum(id) FROM child) || ' ' || (SELECT sum(k) FROM part)";
+    let before = one(&client, rows).await;
+    let standby = connect(&urls[1]).await;
+    until(&standby, rows, &before).await;
+    for host in hosts {
         host.signal(libc::SIGTERM);
         let (_, log) = host.wait();
         assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");

@@ -9,6 +9,7 @@ pub(crate) mod index;
 pub(crate) mod loading;
 pub(crate) mod locks;
 pub(crate) mod partition;
+pub(crate) mod portable;
 pub(crate) mod references;
 pub(crate) mod rows;
 pub(crate) mod temporary;

@@ -104,6 +104,17 @@ pub struct Savepoint {
     left: usize,
 }
 
+impl Savepoint {
+    pub(crate) fn locked(&self) -> &BTreeMap<RelationName, LockMode> {
+        &self.locked
+    }
+
+    /// Rows that had been written, or locked.
+    pub(crate) fn writes(&self) -> usize {
+        self.writes.len()
+    }
+}
+
 impl std::fmt::Debug for Transaction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Transaction")
@@ -366,6 +377,15 @@ impl Transaction {
 
     pub fn has_changes(&self) -> bool {
         !self.changes.is_empty() || !self.writes.is_empty()
+    }
+
+    /// The number that its client was told, if it asked.
+    pub(crate) fn current_id(&self) -> Option<u64> {
+        self.current.as_ref().and_then(|current| current.assigned_id())
+    }
+
+    pub(crate) fn has_left_indexes(&self) -> bool {
+        !self.left.is_empty()
     }
 
     /// Whether others may have to wait until it is over.

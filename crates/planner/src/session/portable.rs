@@ -6,7 +6,9 @@ use super::{Session, first_settings};
 use crate::advisory::{Key, Mode};
 use crate::catalog::SessionSequences;
 use crate::planner::Planner;
-use crate::portable::{PortableBlock, PortableKey, PortableLock, PortableSession, PortableStatement};
+use crate::portable::{
+    PortableBlock, PortableKey, PortableLock, PortableSession, PortableStatement, PortableTransaction,
+};
 use crate::statement;
 use chrono::DateTime;
 use std::sync::Arc;
@@ -29,6 +31,25 @@ impl Session {
             None => None,
         };
         self.portable_with(block)
+    }
+
+    /// What was done in the block that the session is in, for another process to do again. `None`: that is lost with it.
+    pub fn portable_transaction(&self) -> Option<PortableTransaction> {
+        if !self.transaction_goes_over() {
+            return None;
+        }
+        self.block.as_ref()?.to_steps().unwrap_or_else(|error| {
+            tracing::warn!("a transaction cannot go over to another host: {error}");
+            None
+        })
+    }
+
+    /// Whether what was done in the block can be done again by another process.
+    pub fn transaction_goes_over(&self) -> bool {
+        // They end with their transaction, and go over without it alone.
+        let has_own = self.cursors.values().any(|cursor| !cursor.place.is_held)
+            || self.planner.advisory.holds_in_transaction(self.shared.id);
+        self.block.as_ref().is_some_and(|block| block.is_explicit_and_whole(&self.settings)) && !has_own
     }
 
     /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings or temporary tables of its own, of which some
@@ -129,7 +150,7 @@ impl Planner {
             session.open_portable_cursor(cursor)?;
         }
         if let Some(block) = &portable.block {
-            session.go_on_with_block(block)?;
+            session.go_on_with_block(block, portable.transaction.as_ref())?;
         }
         session.show_status();
         Ok(session)

@@ -20,6 +20,37 @@ pub(super) struct Savepoint {
     _held: Option<Reservation>,
 }
 
+impl Savepoint {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn state(&self) -> Option<&tidepool_database::Savepoint> {
+        self.state.as_ref()
+    }
+
+    /// Whether its name and what had been done are all that there is of it.
+    pub(super) fn is_made_again(&self, block: &Block, is_same: impl Fn(&Arc<Settings>) -> bool) -> bool {
+        self.state.is_some()
+            && self.read_only == block.read_only
+            && Arc::ptr_eq(&self.settings_session, &block.settings_session)
+            && is_same(&self.settings)
+    }
+
+    /// `settings`: as they are, and without `SET LOCAL`.
+    pub(super) fn of_other_process(
+        name: &str,
+        state: tidepool_database::Savepoint,
+        settings: (Arc<Settings>, Arc<Settings>),
+        read_only: bool,
+        next_cursor: u64,
+    ) -> Savepoint {
+        let (settings, settings_session) = settings;
+        let state = Some(state);
+        Savepoint { name: name.to_owned(), state, settings, settings_session, read_only, next_cursor, _held: None }
+    }
+}
+
 impl Block {
     fn find_savepoint(&self, name: &str) -> Result<usize> {
         self.savepoints.iter().rposition(|savepoint| savepoint.name == name).ok_or_else(|| {

@@ -6,7 +6,7 @@ use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::interrupt::{Interrupt, Settling};
-use crate::portable::{PortableBlock, PortableBlockState};
+use crate::portable::{PortableBlock, PortableBlockState, PortableTransaction};
 use crate::read_only;
 use crate::references::Rules;
 use crate::settings::Settings;
@@ -96,6 +96,31 @@ impl Block {
             && all(settings) == all(&self.settings_before)
     }
 
+    /// Another process can do again what was done in it.
+    pub(super) fn is_explicit_and_whole(&self, settings: &Arc<Settings>) -> bool {
+        let is_same = |other: &Arc<Settings>| {
+            Arc::ptr_eq(other, settings)
+                || (other.to_portable(settings), other.custom()) == (settings.to_portable(settings), settings.custom())
+        };
+        self.explicit
+            && !self.failed.load(Ordering::Acquire)
+            && self.leaves_settings()
+            && is_same(&self.settings_before)
+            && self.savepoints.iter().all(|savepoint| savepoint.is_made_again(self, is_same))
+            && self.slot.lock().as_ref().is_some_and(Transaction::is_portable)
+    }
+
+    /// `None`: what was done cannot be done again.
+    pub(super) fn to_steps(&self) -> Result<Option<PortableTransaction>> {
+        let Some(states) = self.savepoints.iter().map(Savepoint::state).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let slot = self.slot.lock();
+        let steps = slot.as_ref().map(|transaction| transaction.to_steps(&states)).transpose()?.flatten();
+        let savepoints = self.savepoints.iter().map(|savepoint| savepoint.name().to_owned()).collect();
+        Ok(steps.map(|steps| PortableTransaction { savepoints, steps }))
+    }
+
     /// Its end leaves the session's settings as they were before it.
     pub(super) fn leaves_settings(&self) -> bool {
         Arc::ptr_eq(&self.settings_session, &self.settings_before)
@@ -113,18 +138,50 @@ impl Block {
 
 impl Session {
     /// Goes on with a block of another process.
-    pub(super) fn go_on_with_block(&mut self, portable: &PortableBlock) -> Result<()> {
+    pub(super) fn go_on_with_block(
+        &mut self,
+        portable: &PortableBlock,
+        transaction: Option<&PortableTransaction>,
+    ) -> Result<()> {
         let modes = [
             TransactionMode::Isolation(crate::settings::isolation(&portable.isolation)?),
             TransactionMode::ReadOnly(portable.is_read_only),
             TransactionMode::Deferrable(portable.is_deferrable),
         ];
         self.begin(true, &modes);
+        let mut state = portable.state;
+        if let Some(transaction) = transaction.filter(|_| state == PortableBlockState::Lost) {
+            match self.do_again(transaction) {
+                Ok(()) => state = PortableBlockState::Begun,
+                Err(error) => tracing::info!("a transaction of another process does not go on here: {error}"),
+            }
+        }
         if let Some(block) = &mut self.block {
             block.start = DateTime::from_timestamp_micros(portable.start_us).unwrap_or(block.start);
-            block.lost = (portable.state == PortableBlockState::Lost).into();
-            block.failed.store(portable.state != PortableBlockState::Begun, Ordering::Release);
+            block.lost = (state == PortableBlockState::Lost).into();
+            block.failed.store(state != PortableBlockState::Begun, Ordering::Release);
         }
+        Ok(())
+    }
+
+    /// Does what was done in the block by another process, all of it or nothing.
+    fn do_again(&mut self, portable: &PortableTransaction) -> Result<()> {
+        let Some(block) = &mut self.block else { return Ok(()) };
+        let mut slot = block.slot.lock();
+        let Some(transaction) = slot.as_mut() else { return Err(Error::internal("a block without a transaction")) };
+        let states = transaction.do_again(&portable.steps).inspect_err(|_| {
+            slot.take().into_iter().for_each(Transaction::rollback);
+        })?;
+        drop(slot);
+        let (settings, session) = (self.settings.clone(), block.settings_session.clone());
+        let places = portable.savepoints.iter().zip(states);
+        let savepoints: Vec<Savepoint> = places
+            .map(|(name, state)| {
+                let settings = (settings.clone(), session.clone());
+                Savepoint::of_other_process(name, state, settings, block.read_only, self.next_cursor)
+            })
+            .collect();
+        block.savepoints = savepoints;
         Ok(())
     }
 

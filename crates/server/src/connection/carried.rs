@@ -4,7 +4,7 @@ use super::settled::Settling;
 use super::{CONNECTION_BYTES, Connection, Trouble};
 use crate::handover::SharedClient;
 use crate::passing::{BYTES_MAX, Outcome, Stage};
-use crate::portal::Prepared;
+use crate::portal::{Portal, PortalState, Prepared};
 use crate::service::{Registration, Service};
 use crate::startup::Failure;
 use crate::succession::Beginning;
@@ -73,9 +73,18 @@ impl Connection {
             && !self.implicit_block
     }
 
+    /// Those that the client may yet ask for rows end with their transaction.
+    fn has_no_open_portals(&self) -> bool {
+        let is_over = |portal: &Portal| matches!(portal.state, PortalState::Exhausted { .. } | PortalState::Done);
+        self.portals.values().all(is_over)
+    }
+
     /// `None` while it cannot go over.
     pub(super) fn written(&mut self) -> Option<Vec<u8>> {
         let mut portable = self.session.to_portable()?;
+        if self.has_no_open_portals() {
+            portable.transaction = self.session.portable_transaction();
+        }
         portable.id = self.home_id().unwrap_or(portable.id);
         // Last of all, as the connection goes on another way from then on if it has TLS.
         (portable.input, portable.tls) = self.wire.write_down()?;
@@ -107,7 +116,8 @@ impl Connection {
         if stage != Stage::Nothing {
             self.session.settle_cursors(BYTES_MAX).await;
         }
-        let is_whole = self.session.is_whole_elsewhere();
+        let is_whole =
+            self.session.is_whole_elsewhere() || (self.session.transaction_goes_over() && self.has_no_open_portals());
         let stops = match (stage, &self.passenger) {
             (Stage::Nothing | Stage::Asking, _) | (_, None) => false,
             (Stage::Stopping, Some(passenger)) => is_whole || !passenger.has_time(),

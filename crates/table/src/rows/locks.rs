@@ -93,6 +93,12 @@ impl RowLocks {
         }
     }
 
+    /// The strongest that a transaction has on a row.
+    pub fn held(&self, row: RowId, own: Tag) -> Option<RowLock> {
+        let entries = self.stripe(row).entries.lock();
+        entries.get(&row)?.iter().filter(|(tag, _)| *tag == own).map(|(_, lock)| *lock).max()
+    }
+
     /// Who else has a lock that a writer, whose version is in the head, has to wait for.
     #[inline]
     pub fn in_the_way(&self, transactions: &Transactions, row: RowId, own: Tag, leaves_key: bool) -> Option<Tag> {

@@ -67,4 +67,4 @@ pub(crate) use version::HEADER_BYTES as VERSION_HEADER_BYTES;
 pub use version::Keys;
 pub use window::{Apart, RangeView};
 pub use write::Outcome;
-pub use write_set::{Change, Replaced, Savepoint, WriteSet};
+pub use write_set::{Change, Done, Replaced, Savepoint, WriteSet};

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
-use tidepool_base::{RowId, StoreId};
+use tidepool_base::{Result, RowId, StoreId};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Retired, Transactions, View};
 
@@ -205,6 +205,19 @@ impl RowStore {
             },
             |bytes| self.memory.charge_read(bytes),
         )
+    }
+
+    /// Of the row as `view` sees it: the same in every process that has the same row. `None`: it is not there.
+    pub fn checksum_of(&self, view: &View, row: RowId) -> Result<Option<u32>> {
+        Ok(match self.read(view, row) {
+            Some(RowRef::Version(image)) => Some(super::patch::checksum(image)),
+            Some(RowRef::Main { group, position }) => {
+                let mut image = Vec::new();
+                self.layout.image_in_main(group, position, &mut image)?;
+                Some(super::patch::checksum(&image))
+            }
+            None => None,
+        })
     }
 
     /// Whether what is read of versions is accounted for.

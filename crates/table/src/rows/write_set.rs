@@ -1,9 +1,9 @@
 //! What a transaction wrote and read, in the order that it did: for its end, and for going back to savepoints.
 
-use super::RowStore;
 use super::reads::{Asked, TableReads};
 use super::reclaim::{ABORTED, PLAIN, SUPERSEDED, TOMBSTONE};
 use super::version::{Kind, Version};
+use super::{RowLock, RowStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Result, RowId};
@@ -34,6 +34,25 @@ enum Write {
 /// How far a transaction had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Savepoint(usize);
+
+impl Savepoint {
+    /// Rows that had been written, or locked.
+    pub fn len(self) -> usize {
+        self.0
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// What a transaction did to a row, for another process to do again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done<'w> {
+    Put(&'w [u8]),
+    Deleted,
+    Locked(RowLock),
+}
 
 /// One row of a transaction's redo record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +206,29 @@ impl WriteSet {
             };
             Some((&self.tables[*table as usize].store, *row, change))
         })
+    }
+
+    /// All that was done, in order, as savepoints count it. `own`: the transaction's. `None`: it was more than to rows.
+    pub fn done(&self, own: Tag) -> Option<Vec<(&Arc<RowStore>, RowId, Done<'_>)>> {
+        let of = |(table, row, write): &'_ (u32, RowId, Write)| {
+            let store = &self.tables[*table as usize].store;
+            let done = match write {
+                // SAFETY: written by this transaction, which is not over, so it was not retired.
+                Write::Version { version, .. } | Write::Lock { version, .. } => unsafe {
+                    let header = version.header();
+                    match header.kind() {
+                        Kind::Row => Done::Put(version.image()),
+                        Kind::Deleted => Done::Deleted,
+                        Kind::Lock if header.leaves_key() => Done::Locked(RowLock::NoKeyUpdate),
+                        Kind::Lock => Done::Locked(RowLock::Update),
+                    }
+                },
+                Write::Shared => Done::Locked(store.locks.held(*row, own)?),
+                Write::Range | Write::Redefined(_) => return None,
+            };
+            Some((store, *row, done))
+        };
+        self.writes.iter().map(of).collect()
     }
 
     /// 40001 unless everything that was remembered as read is the same as of the commit.

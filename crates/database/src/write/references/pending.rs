@@ -108,6 +108,15 @@ pub(crate) struct ReferencesSavepoint {
 }
 
 impl References {
+    /// Nothing is to be checked later, and `SET CONSTRAINTS` has said nothing.
+    pub fn is_idle(&self) -> bool {
+        self.events.is_empty()
+            && self.deferred.is_empty()
+            && self.modes.all.is_none()
+            && self.modes.single.is_empty()
+            && self.moved.is_empty()
+    }
+
     pub fn savepoint(&self) -> ReferencesSavepoint {
         ReferencesSavepoint { events: self.events.len(), deferred: self.deferred.len(), modes: self.modes.clone() }
     }
