@@ -571,6 +571,21 @@ async fn with_a_death(point: &str, of_first: bool) -> usize {
         client.batch_execute(&format!("SET app.number = '{number}'")).await.unwrap();
         idle.push(client);
     }
+    // In transactions, which go on or are lost as a whole.
+    idle[0].batch_execute("CREATE TABLE opened (number int)").await.unwrap();
+    let mut open = Vec::new();
+    for number in 3..=4 {
+        let client = match number % 2 {
+            0 => connect(&first.url).await,
+            _ => encryption.connect(&first.url, number).await,
+        };
+        let sql = format!(
+            "BEGIN; INSERT INTO opened SELECT {number} FROM generate_series(1, 3); SAVEPOINT s;
+             UPDATE accounts SET balance = 7 WHERE id = {number}; INSERT INTO opened VALUES ({number})"
+        );
+        client.batch_execute(&sql).await.unwrap();
+        open.push((number, client));
+    }
     let stopped = Arc::new(AtomicBool::new(false));
     let clients = [connect(&first.url).await, encryption.connect(&first.url, 0).await];
     let adding =
@@ -597,6 +612,16 @@ async fn with_a_death(point: &str, of_first: bool) -> usize {
             idle.batch_execute(&format!("INSERT INTO t VALUES ({number}, 'idle')")).await.unwrap();
             alive += 1;
         }
+    }
+    for (number, open) in open {
+        let committing = open.batch_execute("ROLLBACK TO s; INSERT INTO opened VALUES (-1); COMMIT");
+        let committed = tokio::time::timeout(PATIENCE, committing).await.expect("an end or an answer");
+        assert!(committed.is_ok() || alive < IDLE, "{point}: {committed:?}");
+        let rows = one(&client, &format!("SELECT count(*) FROM opened WHERE number = {number}")).await;
+        assert_eq!(rows, if committed.is_ok() { "3" } else { "0" }, "{point}: {committed:?}");
+        assert_eq!(one(&client, &format!("SELECT balance FROM accounts WHERE id = {number}")).await, "0");
+        // Its locks went with it.
+        client.batch_execute(&format!("UPDATE accounts SET balance = 0 WHERE id = {number}")).await.unwrap();
     }
     stopped.store(true, Ordering::Relaxed);
     for (account, adding) in (1..).zip(adding) {
