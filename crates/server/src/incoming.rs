@@ -21,6 +21,28 @@ pub(crate) fn shut_down(socket: &impl AsFd) {
     unsafe { libc::shutdown(socket.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
 }
 
+/// Bytes that have come in and that nobody has read.
+pub(crate) fn unread(socket: &impl AsFd) -> Option<u64> {
+    queued(socket, Queue::In)
+}
+
+/// A socket's bytes that have come in, or that its other end has not acknowledged.
+enum Queue {
+    In,
+    Out,
+}
+
+fn queued(socket: &impl AsFd, queue: Queue) -> Option<u64> {
+    let request = match queue {
+        Queue::In => libc::FIONREAD,
+        Queue::Out => libc::TIOCOUTQ,
+    };
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: both requests write one number; the descriptor is open as long as it is borrowed.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), request, &raw mut bytes) };
+    if result == 0 { u64::try_from(bytes).ok() } else { None }
+}
+
 /// How far a socket has come: bytes that were read from it, and bytes that were written to it, from its beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Positions {
@@ -45,13 +67,7 @@ pub(crate) fn positions(socket: &impl AsFd) -> Option<Positions> {
     if result != 0 || (size as usize) < size_of_val(&info) {
         return None;
     }
-    let waiting = |request: libc::Ioctl| {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: both requests write one number; the descriptor is open.
-        let result = unsafe { libc::ioctl(descriptor, request, &raw mut bytes) };
-        if result == 0 { u64::try_from(bytes).ok() } else { None }
-    };
-    let (unread, unacknowledged) = (waiting(libc::FIONREAD)?, waiting(libc::TIOCOUTQ)?);
+    let (unread, unacknowledged) = (unread(socket)?, queued(socket, Queue::Out)?);
     let consumed = info[BYTES_RECEIVED].checked_sub(unread)?;
     Some(Positions { consumed, written: info[BYTES_ACKED] + unacknowledged })
 }

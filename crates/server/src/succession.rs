@@ -1,7 +1,7 @@
 //! Clients' connections of a primary before, on their way to this host's threads: those that it passed on, and those that it left when it
 //! died ([`crate::kept`]).
 
-use crate::incoming::{positions, shut_down};
+use crate::incoming::{positions, shut_down, unread};
 use crate::kept::{GoingOn, Left, Reason};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -48,6 +48,18 @@ impl InheritedSession {
     pub(crate) fn gate(&mut self) -> Gate {
         std::mem::take(&mut self.gate)
     }
+
+    /// Of its session's, or of a transaction that it is in.
+    fn has_locks(&self) -> bool {
+        !self.portable.locks.is_empty() || self.portable.transaction.is_some()
+    }
+
+    /// Its client has asked for something, or is to be told something.
+    fn is_waited_for(&self) -> bool {
+        !self.portable.input.is_empty()
+            || !self.beginning.output.is_empty()
+            || unread(&self.socket).is_some_and(|bytes| bytes > 0)
+    }
 }
 
 /// Where sessions that go on together wait for those of them that have locks: one that waited for such a lock must not have it
@@ -85,13 +97,12 @@ impl Drop for Gate {
     }
 }
 
-/// Hands on sessions that go on together.
+/// Hands on sessions that go on together: first those that others wait for, and those whose clients wait.
 pub(crate) fn gather(mut sessions: Vec<InheritedSession>, mut hand_on: impl FnMut(InheritedSession)) {
-    let has_locks =
-        |session: &InheritedSession| !session.portable.locks.is_empty() || session.portable.transaction.is_some();
-    let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| has_locks(session)).count()));
+    sessions.sort_by_cached_key(|session| !session.has_locks() && !session.is_waited_for());
+    let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| session.has_locks()).count()));
     for session in &mut sessions {
-        session.gate = Gate { missing: Some(missing.clone()), is_missing: has_locks(session) };
+        session.gate = Gate { missing: Some(missing.clone()), is_missing: session.has_locks() };
     }
     sessions.into_iter().for_each(&mut hand_on);
 }
@@ -119,8 +130,6 @@ pub(crate) fn succeed(database: &Database, clients: Vec<InheritedClient>) -> Vec
             }
         }
     }
-    // Whose client waits comes first.
-    sessions.sort_by_key(|session| session.portable.input.is_empty() && session.beginning.output.is_empty());
     tracing::info!(
         clients = count,
         go_on = sessions.len(),
@@ -178,7 +187,8 @@ mod tests {
         gather(vec![session(vec![lock]), session(vec![]), session(vec![lock])], |mut session| {
             gates.push(session.gate())
         });
-        let (second_holder, mut waiting, mut holder) =
+        // Those that have locks come first.
+        let (mut waiting, second_holder, mut holder) =
             (gates.pop().unwrap(), gates.pop().unwrap(), gates.pop().unwrap());
         {
             let mut passing = std::pin::pin!(waiting.pass());
@@ -188,5 +198,27 @@ mod tests {
             drop(second_holder);
             assert!(futures::poll!(&mut passing).is_ready() && futures::poll!(&mut holding).is_ready());
         }
+    }
+
+    #[test]
+    fn those_whose_clients_wait_come_first() {
+        let mut clients = Vec::new();
+        let mut session = |id: u32, input: &[u8], output: &[u8]| {
+            let (own, client) = std::os::unix::net::UnixStream::pair().unwrap();
+            clients.push(client);
+            let portable = PortableSession { id, input: input.to_vec(), ..PortableSession::default() };
+            InheritedSession::new(own.into(), portable, Beginning { output: output.to_vec(), fails: false })
+        };
+        let sessions = vec![
+            session(1, b"", b""),
+            session(2, b"Q", b""),
+            session(3, b"", b""),
+            session(4, b"", b"Z"),
+            session(5, b"", b""),
+        ];
+        std::io::Write::write_all(&mut clients[2], b"Q").unwrap();
+        let mut order = Vec::new();
+        gather(sessions, |session| order.push(session.portable.id));
+        assert_eq!(order, [2, 3, 4, 1, 5]);
     }
 }
