@@ -3,7 +3,7 @@
 use super::AlterAction;
 use super::cursor::Cursor;
 use super::objects::{cascades, naming, sequence_options};
-use super::utility::qualified_name;
+use super::parts::qualified_name;
 use crate::references::{ForeignKeyClause, deferrability, match_partial};
 use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::Token;

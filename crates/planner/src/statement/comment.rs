@@ -1,7 +1,7 @@
 //! `COMMENT ON`.
 
 use super::cursor::Cursor;
-use super::utility::qualified_name;
+use super::parts::qualified_name;
 use super::{Command, QualifiedName};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use tidepool_base::{Error, Result};

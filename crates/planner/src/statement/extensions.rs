@@ -2,7 +2,7 @@
 
 use super::Command;
 use super::cursor::Cursor;
-use super::utility::name_or_text;
+use super::parts::name_or_text;
 use tidepool_base::{Error, Result, SqlState};
 
 /// Extensions, and what of them is built in.

@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::objects::cascades;
-use super::utility::{names, qualified_name};
+use super::parts::{names, qualified_name};
 use super::{AlterAction, Command, QualifiedName};
 use crate::keys::{KeyClause, KeyColumnClause};
 use datafusion::sql::sqlparser::tokenizer::Token;

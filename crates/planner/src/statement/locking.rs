@@ -245,7 +245,7 @@ fn clause(cursor: &mut Cursor<'_>) -> Result<LockClause> {
     let mut of = Vec::new();
     if cursor.keyword("of") {
         loop {
-            let QualifiedName { schema, name } = super::utility::qualified_name(cursor)?;
+            let QualifiedName { schema, name } = super::parts::qualified_name(cursor)?;
             if schema.is_some() {
                 return Err(Error::new(
                     SqlState::SYNTAX_ERROR,

@@ -9,6 +9,7 @@
 
 mod alter;
 mod comment;
+mod copy;
 pub mod current;
 mod cursor;
 mod dialect;
@@ -21,7 +22,13 @@ pub mod locking;
 pub mod merge;
 mod objects;
 mod partitions;
+mod parts;
+mod prepared;
+mod procedures;
 mod roles;
+mod set;
+mod tablespaces;
+mod transaction;
 mod utility;
 
 use crate::sequences::SequenceOptions;
@@ -39,15 +46,19 @@ use tidepool_base::{Error, Result, SqlState, panic_point};
 use tidepool_database::LockMode;
 
 pub use comment::CommentOn;
+pub use copy::{CopyEndpoint, CopySource, CopyStatement};
 pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use lock_table::LockedRelation;
 pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
+pub use parts::QualifiedName;
+pub use prepared::FetchCount;
+pub use procedures::{AdviseArguments, SwitchoverArguments};
 pub use roles::{GrantClause, GrantTargets, MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions};
-pub use utility::{
-    AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainFormat,
-    ExplainOptions, FetchCount, Overriding, QualifiedName, SetValue, SwitchoverArguments, TransactionMode,
-};
+pub use set::SetValue;
+pub use tablespaces::AlterTablespaceAction;
+pub use transaction::TransactionMode;
+pub use utility::{AlterAction, ExplainFormat, ExplainOptions, Overriding};
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
 /// walks takes tens of KiB in the worst of them, and planning runs on stacks of `WORKER_STACK_BYTES`. Planning time

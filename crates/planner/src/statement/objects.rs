@@ -1,7 +1,7 @@
 //! `CREATE`, `ALTER` and `DROP` of what is not a table, read from their tokens.
 
 use super::cursor::{Cursor, Source};
-use super::utility::{inner, names, qualified_name};
+use super::parts::{inner, names, qualified_name};
 use super::{AlterAction, Command, QualifiedName, RoleName};
 use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};

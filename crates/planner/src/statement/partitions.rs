@@ -4,7 +4,7 @@
 //! clauses are cut out of what it is given.
 
 use super::cursor::{Cursor, Source};
-use super::utility::{QualifiedName, qualified_name};
+use super::parts::{QualifiedName, qualified_name};
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::tokenizer::{Span, Token, TokenWithSpan};
 use std::borrow::Cow;

@@ -1,7 +1,7 @@
 //! Statements on roles, privileges and owners, read from their tokens.
 
 use super::cursor::Cursor;
-use super::utility::{names, qualified_name};
+use super::parts::{names, qualified_name};
 use super::{QualifiedName, SetValue};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use tidepool_base::{Error, Result, SqlState};
@@ -257,7 +257,7 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<RoleCommand> {
         return Ok(RoleCommand::Set { role, setting: Some((cursor.ident()?, SetValue::Default)) });
     }
     if cursor.is_keyword("set") {
-        let super::Command::Set { name, value, .. } = super::utility::set(cursor)? else { return Err(cursor.error()) };
+        let super::Command::Set { name, value, .. } = super::set::set(cursor)? else { return Err(cursor.error()) };
         return Ok(RoleCommand::Set { role, setting: Some((name, value)) });
     }
     // `ALTER GROUP g ADD USER u`.
