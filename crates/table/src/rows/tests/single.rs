@@ -693,3 +693,55 @@ fn a_range_is_hot_while_many_of_its_rows_were_written_lately() {
     drop((looker, worker));
     fixture.check_empty();
 }
+
+#[test]
+fn what_was_done_is_told_in_order() {
+    use RowLock::*;
+    let fixture = Fixture::tiny();
+    let (mut one, mut two) = (fixture.session(), fixture.session());
+    two.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..4).map(|id| two.insert(id, id).unwrap()).collect();
+    two.commit().unwrap();
+    one.begin(Isolation::ReadCommitted);
+    two.begin(Isolation::ReadCommitted);
+    let own = one.insert(9, 9).unwrap();
+    let inserted = one.image.clone();
+    assert_eq!(one.lock(rows[0], KeyShare), Outcome::Written);
+    assert_eq!(one.lock(rows[1], NoKeyUpdate), Outcome::Written);
+    one.next();
+    assert_eq!(one.update(rows[1], 1, 7).unwrap(), Outcome::Written);
+    let updated = one.image.clone();
+    assert_eq!(one.lock(rows[2], Update), Outcome::Written);
+    assert_eq!(one.delete(rows[3]).unwrap(), Outcome::Written);
+    let done: Vec<_> =
+        one.writes.done(one.worker.tag()).unwrap().into_iter().map(|(_, row, done)| (row, done)).collect();
+    let wanted = [
+        (own, Done::Put(&inserted[..])),
+        (rows[0], Done::Locked(KeyShare)),
+        (rows[1], Done::Locked(NoKeyUpdate)),
+        (rows[1], Done::Put(&updated[..])),
+        (rows[2], Done::Locked(Update)),
+        (rows[3], Done::Deleted),
+    ];
+    assert_eq!(done, wanted);
+    // What others see is the same row, whoever looks and wherever it lies.
+    let sum = |session: &Session, row| fixture.store.checksum_of(&session.worker.snapshot_now(), row).unwrap();
+    assert_eq!(sum(&two, own), None);
+    let before = sum(&two, rows[1]);
+    one.next();
+    assert!(before.is_some() && sum(&one, rows[1]) != before);
+    one.abort();
+    assert_eq!(sum(&two, rows[1]), before);
+    two.abort();
+    fixture.merge(&two.worker, rows[1].range()).unwrap();
+    two.begin(Isolation::ReadCommitted);
+    assert_eq!(sum(&two, rows[1]), before);
+    // A whole range is more than rows.
+    let group = fixture.encode(&batch(&[(20, 20, &note_of(20))])).unwrap();
+    let view = two.worker.snapshot();
+    fixture.store.load(&two.worker, &view, &mut two.writes, Arc::new(group)).unwrap();
+    drop(view);
+    assert!(two.writes.done(two.worker.tag()).is_none());
+    drop((one, two));
+    fixture.check_empty();
+}
