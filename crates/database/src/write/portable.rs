@@ -329,8 +329,8 @@ mod tests {
     fn rows_that_are_not_as_they_were_lose_a_transaction_whole() {
         type Act = fn(&mut Transaction, RowId);
         let locks: [Act; 2] = [
-            |transaction, row| drop(transaction.lock_newest("t", &[row], RowLock::Update).unwrap()),
-            |transaction, row| drop(transaction.lock_newest("t", &[row], RowLock::KeyShare).unwrap()),
+            |transaction, row| transaction.lock_newest("t", &[row], RowLock::Update).unwrap(),
+            |transaction, row| transaction.lock_newest("t", &[row], RowLock::KeyShare).unwrap(),
         ];
         let own: [Act; 4] = [|transaction, row| update(transaction, row, 20), delete, locks[0], locks[1]];
         let others: [Act; 2] = [|transaction, row| update(transaction, row, 40), delete];
