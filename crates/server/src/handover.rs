@@ -47,8 +47,8 @@ use tidepool_planner::{LookedAt, Planner, PortableSession, StatementInUse};
 
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
-use tidepool_pool::pool::HostText;
-use tidepool_pool::words::Host;
+use tidepool_pool::pool::HostView;
+use tidepool_pool::words::{Host, Reign};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
@@ -383,7 +383,12 @@ impl Handover {
         });
         let weak: Weak<Handover> = Arc::downgrade(&handover);
         database.set_passing(weak);
-        let own = pool.hosts()?.into_iter().find(|view| view.host == member.host()).and_then(|view| view.text);
+        let hosts = pool.hosts()?;
+        // Before this host says that it is there: its primary may die at once.
+        if let Ok(reign) = member.reign() {
+            handover.note_address(&hosts, &reign, member.host());
+        }
+        let own = hosts.into_iter().find(|view| view.host == member.host()).and_then(|view| view.text);
         if let Some(path) =
             own.map(|text| PathBuf::from(text.control_socket)).filter(|path| !path.as_os_str().is_empty())
         {
@@ -624,13 +629,9 @@ impl Handover {
         while !self.is_stopped() && self.database.role() == HostRole::Following {
             let connected = member.reign().and_then(|reign| {
                 let hosts = pool.hosts()?;
-                let own = hosts.iter().find(|view| view.host == member.host()).and_then(|view| view.text.clone());
+                self.note_address(&hosts, &reign, member.host());
                 let primary = hosts.into_iter().find(|view| reign.is_of(view.host));
                 let primary = primary.filter(|view| view.host != member.host() && view.ident.state.is_live());
-                if let Some(primary) = &primary {
-                    let text = primary.text.as_ref().zip(own).filter(|(text, own)| is_beside(text, own));
-                    self.inherited.lock().of_primary = text.map(|(text, _)| text.address.clone());
-                }
                 primary.map(|view| ControlConnection::connect(pool, member.host(), view.host)).transpose()
             });
             match connected {
@@ -652,6 +653,13 @@ impl Handover {
                 }
                 Ok(None) | Err(_) => std::thread::sleep(RETRY_INTERVAL),
             }
+        }
+    }
+
+    /// Of the primary, as long as there is one: of one that is gone it is wanted still.
+    fn note_address(&self, hosts: &[HostView], reign: &Reign, own: Host) {
+        if hosts.iter().any(|view| view.host != own && reign.is_of(view.host)) {
+            self.inherited.lock().of_primary = address_beside(hosts, reign, own);
         }
     }
 
@@ -927,9 +935,12 @@ impl Inherited {
     }
 }
 
-/// Whether two hosts have the same network, as far as the pool tells.
-fn is_beside(one: &HostText, other: &HostText) -> bool {
-    one.boot_id == other.boot_id && one.process_namespace == other.process_namespace
+/// Where the primary listens by its configuration, if it is another host that has the same network, as far as the pool tells.
+fn address_beside(hosts: &[HostView], reign: &Reign, own: Host) -> Option<String> {
+    let text_of = |is_it: &dyn Fn(Host) -> bool| hosts.iter().find(|view| is_it(view.host))?.text.as_ref();
+    let (own, primary) = (text_of(&|host| host == own)?, text_of(&|host| host != own && reign.is_of(host))?);
+    let is_beside = own.boot_id == primary.boot_id && own.process_namespace == primary.process_namespace;
+    is_beside.then(|| primary.address.clone())
 }
 
 /// But for those that this host may go on with.
