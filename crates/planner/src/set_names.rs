@@ -69,7 +69,7 @@ impl Queries {
 
 /// A query of the outputs under their names, over one in which they have others. `None`: not all of them are known.
 fn separated(within: &Select, keys: &mut [OrderByExpr]) -> Option<Select> {
-    let named = within;
+    let original = within;
     let mut within = within.clone();
     let mut outputs = Vec::new();
     for (place, item) in within.projection.iter_mut().enumerate() {
@@ -85,7 +85,7 @@ fn separated(within: &Select, keys: &mut [OrderByExpr]) -> Option<Select> {
         outputs.push(SelectItem::ExprWithAlias { expr: Expr::Identifier(inner.clone()), alias: name });
         *item = SelectItem::ExprWithAlias { expr, alias: inner };
     }
-    for (place, key) in keys.iter_mut().enumerate().filter(|(_, key)| !is_output(&named.projection, &key.expr)) {
+    for (place, key) in keys.iter_mut().enumerate().filter(|(_, key)| !is_output(&original.projection, &key.expr)) {
         let inner = Ident::with_quote('"', format!("\u{1}order{place}"));
         let expr = std::mem::replace(&mut key.expr, Expr::Identifier(inner.clone()));
         within.projection.push(SelectItem::ExprWithAlias { expr, alias: inner });

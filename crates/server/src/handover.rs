@@ -44,7 +44,6 @@ use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_database::{Database, HostRole, PassesSessions, StateMark};
 use tidepool_planner::{LookedAt, Planner, PortableSession, StatementInUse};
-
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::pool::HostView;
