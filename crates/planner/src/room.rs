@@ -10,14 +10,21 @@ use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::Location;
 use tidepool_tablespace::{Purpose, Region};
 
-/// Shorter texts are not counted.
+/// Shorter texts are not counted, but for those with more relations than a few. Those below the second bound cannot have many.
 pub const LONG_TEXT_BYTES: usize = 16 << 10;
+const COUNTED_TEXT_BYTES: usize = 2 << 10;
+const FEW_RELATIONS: u64 = 16;
 
 /// What tree and plan take for each token of a text, in bytes: measured (`VmHWM`) of long lists of constants, arms of `CASE` and arguments.
 const TOKEN_BYTES: u64 = 1_900;
 /// As much of rows that an `INSERT` spells out, and of an operator or a call there, which has all of them planned.
 const INSERTED_TOKEN_BYTES: u64 = 600;
 const INSERTED_OPERATOR_BYTES: u64 = 8_000;
+/// For each `SELECT`, and each relation that is joined in a `FROM`: nodes of the plan are written anew many times. Each node of a join has all
+/// columns below it.
+const QUERY_BYTES: u64 = 110_000;
+const RELATION_BYTES: u64 = 105_000;
+const RELATIONS_SQUARED_BYTES: u64 = 200;
 /// For each statement of a text of several.
 const STATEMENT_BYTES: u64 = 10_000;
 /// Copies of the text, and those of quoted texts beyond that.
@@ -56,10 +63,14 @@ impl Drop for PlanningRoom {
 impl Planner {
     /// Room for a text, if it is long. 53200 where there is none.
     pub fn room_for(self: &std::sync::Arc<Self>, text: &str) -> Result<Option<PlanningRoom>> {
-        if text.len() < LONG_TEXT_BYTES {
+        if text.len() < COUNTED_TEXT_BYTES {
             return Ok(None);
         }
-        let bytes = bytes_wanted(text);
+        let counts = Counts::of(text);
+        if text.len() < LONG_TEXT_BYTES && counts.queries + counts.relations <= FEW_RELATIONS {
+            return Ok(None);
+        }
+        let bytes = bytes_wanted(text, &counts);
         match self.room_of(bytes) {
             Some(room) => Ok(Some(room)),
             None => Err(Error::new(SqlState::OUT_OF_MEMORY, "out of memory")
@@ -153,15 +164,18 @@ impl Planner {
 }
 
 /// What a text may take while it is parsed and planned: rather more.
-fn bytes_wanted(text: &str) -> u64 {
+fn bytes_wanted(text: &str, counts: &Counts) -> u64 {
     let inserts = text.trim_start().get(..6).is_some_and(|word| word.eq_ignore_ascii_case("insert"));
-    let counts = Counts::of(text);
     let of_tokens = match inserts {
         true => counts.tokens * INSERTED_TOKEN_BYTES + counts.operators * INSERTED_OPERATOR_BYTES,
         false => counts.tokens * TOKEN_BYTES,
     };
     let of_text = text.len() as u64 * TEXT_COPIES + counts.quoted_bytes * QUOTED_COPIES;
-    of_tokens + of_text + counts.statements * STATEMENT_BYTES
+    let of_relations = counts.queries * QUERY_BYTES
+        + counts.relations * RELATION_BYTES
+        + counts.relations_squared * RELATIONS_SQUARED_BYTES;
+    // Statements of a text are planned one after the other.
+    of_tokens + of_text + of_relations / (counts.statements + 1) + counts.statements * STATEMENT_BYTES
 }
 
 /// What a text consists of, about.
@@ -174,13 +188,78 @@ struct Counts {
     quoted_bytes: u64,
     /// Semicolons.
     statements: u64,
+    /// Words `SELECT`.
+    queries: u64,
+    /// Words `JOIN`, and commas behind `FROM`; and of each `FROM` the square of how many it has.
+    relations: u64,
+    relations_squared: u64,
+}
+
+/// Words behind which commas are no longer between relations.
+const CLAUSES: [&str; 11] =
+    ["select", "where", "group", "order", "having", "limit", "union", "intersect", "except", "window", "returning"];
+
+/// Where a text is, as far as relations go: for each open parenthesis, and outside of them, the relations that were joined since its `FROM`.
+struct Clauses(Vec<Option<u64>>);
+
+impl Counts {
+    /// A clause ends, or another one begins.
+    fn begin_clause(&mut self, clauses: &mut Clauses, is_from: bool) {
+        if let Some(last) = clauses.0.last_mut() {
+            let relations = last.take().unwrap_or(0);
+            self.relations += relations;
+            self.relations_squared += relations * relations;
+            *last = is_from.then_some(0);
+        }
+    }
+
+    fn word(&mut self, clauses: &mut Clauses, word: &str) {
+        let is = |other: &str| word.eq_ignore_ascii_case(other);
+        if !(4..=9).contains(&word.len()) {
+            return;
+        }
+        if is("from") {
+            self.begin_clause(clauses, true);
+        } else if is("join") {
+            self.joined(clauses);
+        } else if CLAUSES.iter().any(|clause| is(clause)) {
+            self.begin_clause(clauses, false);
+            self.queries += u64::from(is("select"));
+        }
+    }
+
+    fn joined(&self, clauses: &mut Clauses) {
+        if let Some(Some(relations)) = clauses.0.last_mut() {
+            *relations += 1;
+        }
+    }
+
+    /// Outside of words.
+    fn character(&mut self, clauses: &mut Clauses, byte: u8) {
+        match byte {
+            b'(' => clauses.0.push(None),
+            // More of them than were opened is an error of the text.
+            b')' if clauses.0.len() > 1 => {
+                self.begin_clause(clauses, false);
+                clauses.0.pop();
+            }
+            b',' => self.joined(clauses),
+            _ => {}
+        }
+    }
 }
 
 impl Counts {
     fn of(text: &str) -> Counts {
         let mut counts = Counts::default();
         let (mut in_word, mut after_operand, mut quote) = (false, false, None);
-        for byte in text.bytes() {
+        let (mut clauses, mut word) = (Clauses(vec![None]), 0);
+        for (place, byte) in text.bytes().enumerate() {
+            let goes_on =
+                quote.is_none() && matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | 128..);
+            if in_word && !goes_on {
+                counts.word(&mut clauses, &text[word..place]);
+            }
             match (quote, byte) {
                 (Some(open), _) => {
                     counts.quoted_bytes += 1;
@@ -194,14 +273,18 @@ impl Counts {
                     counts.tokens += 1;
                     (in_word, after_operand) = (false, true);
                 }
-                (None, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | 128..) => {
-                    counts.tokens += u64::from(!in_word);
+                (None, _) if goes_on => {
+                    if !in_word {
+                        counts.tokens += 1;
+                        word = place;
+                    }
                     (in_word, after_operand) = (true, true);
                 }
                 (None, b' ' | b'\t' | b'\r' | b'\n') => in_word = false,
                 (None, _) => {
                     counts.tokens += 1;
                     counts.statements += u64::from(byte == b';');
+                    counts.character(&mut clauses, byte);
                     let is_operator = match byte {
                         b',' | b';' | b')' => false,
                         b'(' => in_word,
@@ -211,6 +294,14 @@ impl Counts {
                     (in_word, after_operand) = (false, byte == b')');
                 }
             }
+        }
+        if in_word {
+            counts.word(&mut clauses, &text[word..]);
+        }
+        // Also of parentheses that nobody closed.
+        while !clauses.0.is_empty() {
+            counts.begin_clause(&mut clauses, false);
+            clauses.0.pop();
         }
         counts
     }
@@ -231,18 +322,48 @@ mod tests {
             ("(now(), '1'::int)", 10, 2, 2, 0),
             ("'open, to the end", 1, 0, 16, 0),
         ] {
-            assert_eq!(Counts::of(text), Counts { tokens, operators, quoted_bytes, statements }, "{text}");
+            let counted = Counts::of(text);
+            let counts = (counted.tokens, counted.operators, counted.quoted_bytes, counted.statements);
+            assert_eq!(counts, (tokens, operators, quoted_bytes, statements), "{text}");
         }
+    }
+
+    #[test]
+    fn relations_are_counted_by_the_clause_that_joins_them() {
+        for (text, queries, relations, relations_squared) in [
+            ("select 1", 1, 0, 0),
+            ("select a,b from t,u,v where f(1,2),3", 1, 2, 4),
+            ("SELECT 1 FROM t Join(select 'join, join',1,2 from a, b)x on 1, y union select 2,3)),(from a,b", 3, 4, 6),
+            ("delete from", 0, 0, 0),
+            ("selected.from, from_t", 0, 0, 0),
+        ] {
+            let counted = Counts::of(text);
+            let counts = (counted.queries, counted.relations, counted.relations_squared);
+            assert_eq!(counts, (queries, relations, relations_squared), "{text}");
+        }
+    }
+
+    #[test]
+    fn relations_take_room_by_the_square() {
+        let bytes = |relations: usize| bytes_wanted_of(&format!("SELECT 1 FROM {}t", "t AS a, ".repeat(relations)));
+        assert!((30 << 20..60 << 20).contains(&bytes(250)), "{}", bytes(250));
+        assert!(bytes(10_000) > 40 * bytes(1_000));
+        let arms = |arms: usize| bytes_wanted_of(&"UNION ALL SELECT 1 ".repeat(arms));
+        assert!(arms(10_000) < 11 * arms(1_000));
+    }
+
+    fn bytes_wanted_of(text: &str) -> u64 {
+        bytes_wanted(text, &Counts::of(text))
     }
 
     #[test]
     fn what_is_long_in_other_ways_takes_other_room() {
         let rows = |row: &str| format!("INSERT INTO t VALUES {}(1)", format!("{row},").repeat(10_000));
-        let plain = bytes_wanted(&rows("(1, -2)"));
-        assert!(bytes_wanted(&rows("(1, 3-2)")) > 2 * plain);
-        assert!(bytes_wanted(&rows("(1, -2)").replace("INSERT INTO t", "")) > 2 * plain);
+        let plain = bytes_wanted_of(&rows("(1, -2)"));
+        assert!(bytes_wanted_of(&rows("(1, 3-2)")) > 2 * plain);
+        assert!(bytes_wanted_of(&rows("(1, -2)").replace("INSERT INTO t", "")) > 2 * plain);
         let quoted = format!("SELECT '{}'", "x".repeat(1 << 20));
-        assert!((16 << 20..18 << 20).contains(&bytes_wanted(&quoted)));
-        assert!(bytes_wanted(&"SELECT 1;".repeat(1_000)) > 10_000_000);
+        assert!((16 << 20..18 << 20).contains(&bytes_wanted_of(&quoted)));
+        assert!(bytes_wanted_of(&"SELECT 1;".repeat(1_000)) > 10_000_000);
     }
 }

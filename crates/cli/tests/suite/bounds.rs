@@ -515,7 +515,7 @@ fn nothing_that_clients_send_ends_a_server_in_a_container() {
 }
 
 /// Each makes more than there is room for.
-const VALUES: [&str; 24] = [
+const VALUES: [&str; 33] = [
     "SELECT a.t || b.t FROM texts a, texts b ORDER BY 1 LIMIT 1",
     "SELECT length(string_agg(t, ',')) FROM texts, generate_series(1, 20)",
     "SELECT array_length(array_agg(t), 1) FROM texts, generate_series(1, 20)",
@@ -541,6 +541,16 @@ const VALUES: [&str; 24] = [
     "SELECT repeat('x', 100000000), n FROM generate_series(1, 8192) AS g(n)",
     "WITH RECURSIVE r(t) AS (SELECT 'xxxxxxxxxx' UNION ALL SELECT t || t FROM r WHERE length(t) < 2000000000)
      SELECT max(length(t)) FROM r",
+    // Lists.
+    "SELECT generate_series(1, 10000000)",
+    "SELECT n, generate_series(1, 500000) FROM generate_series(1, 1000) AS g(n) ORDER BY 1, 2",
+    "SELECT array_length(array_agg(n), 1) FROM generate_series(1, 60000000) AS g(n)",
+    "SELECT unnest(array_agg(n)) FROM generate_series(1, 30000000) AS g(n)",
+    "SELECT generate_subscripts(array_agg(n), 1) FROM generate_series(1, 30000000) AS g(n)",
+    "SELECT count(*) FROM regexp_matches(repeat('ab', 10000000), '(a)', 'g')",
+    "SELECT array_length(regexp_split_to_array(repeat('a,', 20000000), ','), 1)",
+    "SELECT count(*) FROM json_array_elements_text(('[' || repeat('1,', 20000000) || '1]')::json)",
+    "SELECT count(*) FROM json_object_keys(('{' || repeat('\"a\":1,', 10000000) || '\"b\":1}')::json)",
 ];
 
 /// The code of the error that a statement comes to, if it comes to one.

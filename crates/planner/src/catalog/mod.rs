@@ -13,6 +13,7 @@ pub mod comments;
 mod comparisons;
 mod functions;
 mod information_schema;
+mod items;
 mod keys;
 mod lateral;
 mod objects;

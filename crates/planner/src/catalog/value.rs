@@ -1,6 +1,7 @@
 //! Single values, and columns made of them. The catalogue's tables are small and its functions are called a few times
 //! a statement, so both work value by value, and this is where values meet Arrow.
 
+use crate::catalog::items::Items;
 use chrono::{DateTime, Utc};
 use datafusion::arrow::array::*;
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
@@ -177,7 +178,7 @@ pub fn value_at(array: &dyn Array, row: usize) -> Result<Value> {
 }
 
 fn values_of(array: &ArrayRef) -> Result<Value> {
-    Ok(Value::List((0..array.len()).map(|row| value_at(array, row)).collect::<Result<_>>()?))
+    Ok(Value::List(Items::of((0..array.len()).map(|row| value_at(array, row)))?))
 }
 
 /// A column of `data_type` made of `values`. A value that does not fit its column is a bug here, never the user's.

@@ -6,6 +6,7 @@
 
 use super::Type::*;
 use super::{Call, Function, invalid};
+use crate::catalog::items::Items;
 use crate::catalog::value::Value;
 use crate::errors::carry;
 use crate::types::{TYPE_OID_METADATA, declared_type};
@@ -63,16 +64,16 @@ pub fn functions() -> Vec<Function> {
         })
         .alias("jsonb_typeof"),
         Function::new("json_items", &[&[Text]], "_json", |_, args| {
-            Ok(items(args[0].as_str())?.into_iter().map(str::to_owned).collect::<Vec<String>>().into())
+            let items = items(args[0].as_str())?.into_iter();
+            Ok(Value::List(Items::of(items.map(|item| Ok(Value::text(item))))?))
         })
         .of_first("_json", "_jsonb"),
         Function::new("json_item_texts", &[&[Text]], "_text", |_, args| {
-            let texts = items(args[0].as_str())?.into_iter().map(plain);
-            Ok(Value::List(texts.collect::<Result<Vec<Value>>>()?))
+            Ok(Value::List(Items::of(items(args[0].as_str())?.into_iter().map(plain))?))
         }),
         Function::new("json_keys", &[&[Text]], "_text", |_, args| {
             let members = members(args[0].as_str())?;
-            Ok(members.into_iter().map(|(key, _)| key).collect::<Vec<String>>().into())
+            Ok(Value::List(Items::of(members.into_iter().map(|(key, _)| Ok(Value::text(key))))?))
         }),
         Function::new("to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())),
         Function::new("to_jsonb", &[&[Any]], "jsonb", |call, args| {
@@ -268,18 +269,18 @@ fn items(json: &str) -> Result<Vec<&str>> {
     let Some(mut rest) = json.trim_matches(BLANKS).strip_prefix('[') else {
         return Err(invalid("cannot get elements of what is not an array"));
     };
-    let mut items = Vec::new();
+    let mut items = Items::default();
     loop {
         rest = rest.trim_start_matches(BLANKS);
         if rest.starts_with(']') && items.is_empty() {
-            return Ok(items);
+            return Ok(items.into_vec());
         }
         let end = value_end(rest).ok_or_else(malformed)?;
-        items.push(&rest[..end]);
+        items.push(&rest[..end])?;
         rest = rest[end..].trim_start_matches(BLANKS);
         match rest.as_bytes().first() {
             Some(b',') => rest = &rest[1..],
-            Some(b']') => return Ok(items),
+            Some(b']') => return Ok(items.into_vec()),
             _ => return Err(malformed()),
         }
     }
@@ -290,22 +291,22 @@ fn members(json: &str) -> Result<Vec<(String, &str)>> {
     let Some(mut rest) = json.trim_matches(BLANKS).strip_prefix('{') else {
         return Err(invalid("cannot get members of what is not an object"));
     };
-    let mut members = Vec::new();
+    let mut members = Items::default();
     loop {
         rest = rest.trim_start_matches(BLANKS);
         if rest.starts_with('}') && members.is_empty() {
-            return Ok(members);
+            return Ok(members.into_vec());
         }
         let end = value_end(rest).ok_or_else(malformed)?;
         let key = decoded(&rest[..end])?;
         rest = rest[end..].trim_start_matches(BLANKS).strip_prefix(':').ok_or_else(malformed)?;
         rest = rest.trim_start_matches(BLANKS);
         let end = value_end(rest).ok_or_else(malformed)?;
-        members.push((key, &rest[..end]));
+        members.push((key, &rest[..end]))?;
         rest = rest[end..].trim_start_matches(BLANKS);
         match rest.as_bytes().first() {
             Some(b',') => rest = &rest[1..],
-            Some(b'}') => return Ok(members),
+            Some(b'}') => return Ok(members.into_vec()),
             _ => return Err(malformed()),
         }
     }

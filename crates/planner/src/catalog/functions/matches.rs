@@ -3,6 +3,7 @@
 //! DataFusion's leaves such groups out, so that those behind them have others' places.
 
 use super::{invalid, sql_error};
+use crate::catalog::items::Items;
 use crate::catalog::value::{Value, array_of};
 use datafusion::arrow::array::{Array, AsArray, StringViewArray};
 use datafusion::arrow::compute::cast;
@@ -70,19 +71,19 @@ fn groups_of(captures: &Captures<'_>) -> Value {
 }
 
 /// The groups of all matches. Behind an empty one the next begins a character further on.
-fn all_of(regex: &Regex, text: &str) -> Vec<Value> {
-    let (mut all, mut start) = (Vec::new(), 0);
+fn all_of(regex: &Regex, text: &str) -> Result<Vec<Value>> {
+    let (mut all, mut start) = (Items::default(), 0);
     while start <= text.len()
         && let Some(captures) = regex.captures_at(text, start)
     {
         let Some(found) = captures.get(0) else { break };
-        all.push(groups_of(&captures));
+        all.push(groups_of(&captures))?;
         start = found.end();
         if found.is_empty() {
             start += text[start..].chars().next().map_or(1, char::len_utf8);
         }
     }
-    all
+    Ok(all.into_vec())
 }
 
 impl ScalarUDFImpl for Matches {
@@ -133,7 +134,7 @@ impl ScalarUDFImpl for Matches {
             }
             let Some((_, _, (regex, is_global))) = &known else { continue };
             values.push(match (self.is_set, is_global) {
-                (true, true) => Value::List(all_of(regex, text)),
+                (true, true) => Value::List(all_of(regex, text)?),
                 (true, false) => Value::List(regex.captures(text).iter().map(groups_of).collect()),
                 (false, true) => {
                     let message = "regexp_match() does not support the \"global\" option";
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn empty_matches_count() {
-        let count = |pattern: &str, text: &str| all_of(&Regex::new(pattern).unwrap(), text).len();
+        let count = |pattern: &str, text: &str| all_of(&Regex::new(pattern).unwrap(), text).unwrap().len();
         assert_eq!(count("a*", "aab"), 3);
         assert_eq!(count("", "é€"), 3);
         assert_eq!(count("b", "aab"), 1);

@@ -4,6 +4,7 @@
 use super::Type::*;
 use super::datetime::{add_interval_in, session_zone};
 use super::{Function, invalid, sql_error};
+use crate::catalog::items::Items;
 use crate::catalog::value::Value;
 use datafusion::arrow::datatypes::{DataType, Field, IntervalMonthDayNano};
 use datafusion::common::{Result, plan_err};
@@ -42,7 +43,7 @@ pub fn functions() -> Vec<Function> {
 
 /// Days of timestamps are those of the clock in `zone`.
 fn series(args: &[Value], zone: Zone) -> Result<Value> {
-    let mut items = Vec::new();
+    let mut items = Items::default();
     let too_long =
         || sql_error(SqlState::PROGRAM_LIMIT_EXCEEDED, format!("a series here is limited to {ITEMS_MAX} values"));
     match (&args[0], &args[1], args.get(2)) {
@@ -56,7 +57,7 @@ fn series(args: &[Value], zone: Zone) -> Result<Value> {
                 if items.len() == ITEMS_MAX {
                     return Err(too_long());
                 }
-                items.push(Value::Int(current));
+                items.push(Value::Int(current))?;
                 match current.checked_add(step) {
                     Some(next) => current = next,
                     None => break,
@@ -73,13 +74,13 @@ fn series(args: &[Value], zone: Zone) -> Result<Value> {
                 if items.len() == ITEMS_MAX {
                     return Err(too_long());
                 }
-                items.push(Value::Timestamp(current));
+                items.push(Value::Timestamp(current))?;
                 current = add_interval_in(zone, current, step)?;
             }
         }
         _ => return Err(invalid("generate_series takes integers, or timestamps and an interval")),
     }
-    Ok(Value::List(items))
+    Ok(Value::List(items.into_vec()))
 }
 
 /// An interval's length for comparison: months of 30 days, in nanoseconds.

@@ -1,8 +1,9 @@
 //! Quoting, arrays, and odds and ends over text.
 
 use super::Type::*;
-use super::bounded::{self, may_grow};
+use super::bounded::may_grow;
 use super::{Call, Function, encoding, invalid};
+use crate::catalog::items::{self, Items};
 use crate::catalog::objects::{quote_identifier, split_name};
 use crate::catalog::syntax::{like_escape, similar_pattern};
 use crate::catalog::value::Value;
@@ -109,7 +110,7 @@ pub fn functions() -> Vec<Function> {
         .returning(|types| Ok(list_type(types)?.clone())),
         // What `regexp_replace` marked as matches is cut out.
         Function::new("pg_split_at_matches", &[&[Text]], "_text", |_, args| {
-            Ok(Value::List(split_at_matches(args[0].as_str()).into_iter().map(Value::from).collect()))
+            Ok(Value::List(split_at_matches(args[0].as_str())?))
         }),
         // The flags of a function that splits text, and that for all matches.
         Function::new("pg_split_flags", &[&[Text, Text]], "text", |_, args| match args[0].as_str() {
@@ -210,9 +211,9 @@ fn is_same(left: &Value, right: &Value) -> bool {
 pub const MATCH_MARKS: [char; 2] = ['\u{1}', '\u{3}'];
 
 /// The parts of a text between matches. Empty matches at its ends, and right behind others, are none.
-fn split_at_matches(marked: &str) -> Vec<String> {
+fn split_at_matches(marked: &str) -> Result<Vec<Value>> {
     let length = marked.chars().filter(|character| !MATCH_MARKS.contains(character)).count();
-    let (mut parts, mut part) = (Vec::new(), String::new());
+    let (mut parts, mut part) = (Items::default(), String::new());
     let (mut at, mut match_end) = (0, 0);
     let mut characters = marked.chars();
     while let Some(character) = characters.next() {
@@ -225,12 +226,12 @@ fn split_at_matches(marked: &str) -> Vec<String> {
         let matched: String = characters.by_ref().take_while(|character| *character != MATCH_MARKS[1]).collect();
         at += matched.chars().count();
         if start < length && at > match_end {
-            parts.push(std::mem::take(&mut part));
+            parts.push(Value::text(std::mem::take(&mut part)))?;
         }
         match_end = at;
     }
-    parts.push(part);
-    parts
+    parts.push(Value::text(part))?;
+    Ok(parts.into_vec())
 }
 
 fn sampled(args: &[Value]) -> Result<bool> {
@@ -386,7 +387,7 @@ pub fn format(call: &Call<'_>, args: &[Value]) -> Result<Value> {
         may_grow(out.len().saturating_add(text.len()), blanks)?;
         // Twice: what is there may be copied to where there is room.
         let room = if blanks >= 1 << 20 { (out.len() + blanks) * 2 } else { 0 };
-        let padding = bounded::room(room, || {
+        let padding = items::room(room, || {
             out.reserve(blanks + text.len());
             " ".repeat(blanks)
         })?;

@@ -11,6 +11,7 @@ mod sizes;
 
 pub use sizes::bytes_of;
 
+use crate::catalog::items::{PLANNED_BYTES_MAX, room};
 use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
@@ -45,9 +46,6 @@ const PART_BYTES_MAX: usize = 16 << 20;
 
 /// Of what takes long for what it is: patterns above all.
 const SLOW_PART_BYTES_MAX: usize = 1 << 20;
-
-/// What is made of constants while the statement is planned.
-const PLANNED_BYTES_MAX: usize = 64 << 10;
 
 /// Offsets of a column that has all of a batch's values in one buffer end here.
 const COLUMN_BYTES_MAX: usize = i32::MAX as usize;
@@ -220,15 +218,6 @@ impl<'a> Making<'a> {
         }
         QueryHeap::current().map_or(Ok(()), |heap| heap.check()).map_err(carry)
     }
-}
-
-/// Makes something of so many bytes once the statement's memory has room for it.
-pub fn room<T>(bytes: usize, make: impl FnOnce() -> T) -> Result<T> {
-    if bytes > PLANNED_BYTES_MAX && crate::planning::is_planning() {
-        // Whoever computes constants leaves it as it is.
-        return exec_err!("a value of {bytes} bytes is made when the statement runs");
-    }
-    QueryHeap::with_room(bytes, make).map_err(carry)
 }
 
 /// Whether a text of so many bytes may become so much longer.
