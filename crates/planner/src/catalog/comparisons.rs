@@ -9,7 +9,7 @@
 use crate::rewrites::RewriteTree;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::tree_node::Transformed;
-use datafusion::common::{Column, DFSchema, ExprSchema, Result, ScalarValue, Spans, internal_err};
+use datafusion::common::{Column, DFSchema, ExprSchema, Result, ScalarValue, Spans, exec_err, internal_err};
 use datafusion::functions_aggregate::expr_fn::{bool_and, bool_or, count};
 use datafusion::logical_expr::expr::{Exists, ScalarFunction, SetQuantifier};
 use datafusion::logical_expr::{
@@ -189,6 +189,10 @@ impl ScalarUDFImpl for PerhapsNull {
     }
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         match args.args.into_iter().next() {
+            // In the place of the call a constant would be one that is never NULL. Whoever computes constants leaves it as it is then.
+            Some(ColumnarValue::Scalar(_)) if crate::planning::is_planning() => {
+                exec_err!("perhaps_null is called when the statement runs")
+            }
             Some(value) => Ok(value),
             None => internal_err!("perhaps_null takes one argument"),
         }
