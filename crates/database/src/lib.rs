@@ -69,7 +69,7 @@ pub use write::locks::{LockInfo, LockMode};
 pub use write::partition::{
     ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
 };
-pub use write::portable::{RowStep, TransactionStep};
+pub use write::portable::{DoneAgain, RowStep, TransactionStep};
 pub use write::references::{NewForeignKey, Referring, RowRules};
 pub use write::rows::{Changed, LockWait, Locked};
 pub use write::transaction::{CommitWait, Savepoint, Transaction};

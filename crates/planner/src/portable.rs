@@ -47,6 +47,8 @@ const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
 /// Without it the transaction is lost, as [`BLOCK`] says.
 const TRANSACTION: u16 = OPTIONAL + 1;
+/// In place of that, of one with cursors.
+const TRANSACTION_WITH_CURSORS: u16 = OPTIONAL + 2;
 
 /// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -153,6 +155,23 @@ pub struct PortableTransaction {
     /// Names of its savepoints, in the order in which they were made.
     pub savepoints: Vec<String>,
     pub steps: Vec<TransactionStep>,
+    /// Those that were opened in it and are open, in the order of opening.
+    pub cursors: Vec<PortableBlockCursor>,
+}
+
+/// A cursor of a block that goes on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableBlockCursor {
+    /// Its rows begin with the ids of rows of `tables`.
+    pub cursor: PortableCursor,
+    pub tables: Vec<u32>,
+    pub locks: bool,
+    /// It outlives the block.
+    pub hold: bool,
+    /// The ids of the row that was fetched last, if it is at one.
+    pub row: Option<Vec<u64>>,
+    /// Savepoints that were made before it was opened.
+    pub savepoints: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -286,25 +305,18 @@ impl PortableSession {
             });
         }
         if let Some(transaction) = &self.transaction {
-            part(TRANSACTION, &|to| {
+            let has_cursors = !transaction.cursors.is_empty();
+            part(if has_cursors { TRANSACTION_WITH_CURSORS } else { TRANSACTION }, &|to| {
                 to.list(&transaction.savepoints, |to, name| to.text(name));
                 to.list(&transaction.steps, Writer::step);
+                if has_cursors {
+                    to.list(&transaction.cursors, Writer::block_cursor);
+                }
             });
         }
         if !self.cursors.is_empty() {
             part(CURSORS, &|to| {
-                to.list(&self.cursors, |to, cursor| {
-                    to.text(&cursor.name);
-                    to.list(&cursor.columns, |to, column| {
-                        to.text(&column.name);
-                        to.text(&column.sql_type);
-                        to.put(column.type_oid.to_le_bytes());
-                        to.put(column.type_modifier.to_le_bytes());
-                        to.put(column.table_oid.to_le_bytes());
-                        to.put(column.attribute.to_le_bytes());
-                    });
-                    to.bytes(&cursor.rows);
-                });
+                to.list(&self.cursors, Writer::cursor);
             });
         }
         if let Some(tls) = &self.tls {
@@ -427,28 +439,15 @@ impl PortableSession {
                     is_deferrable: from.is_set()?,
                 });
             }
-            TRANSACTION => {
+            TRANSACTION | TRANSACTION_WITH_CURSORS => {
                 let (savepoints, steps) = (from.list(Reader::text)?, from.list(Reader::step)?);
-                self.transaction = Some(PortableTransaction { savepoints, steps });
+                let cursors = match tag {
+                    TRANSACTION => Vec::new(),
+                    _ => from.list(Reader::block_cursor)?,
+                };
+                self.transaction = Some(PortableTransaction { savepoints, steps, cursors });
             }
-            CURSORS => {
-                self.cursors = from.list(|from| {
-                    Ok(PortableCursor {
-                        name: from.text()?,
-                        columns: from.list(|from| {
-                            Ok(PortableColumn {
-                                name: from.text()?,
-                                sql_type: from.text()?,
-                                type_oid: u32::from_le_bytes(from.array()?),
-                                type_modifier: i32::from_le_bytes(from.array()?),
-                                table_oid: u32::from_le_bytes(from.array()?),
-                                attribute: i16::from_le_bytes(from.array()?),
-                            })
-                        })?,
-                        rows: from.bytes()?.to_vec(),
-                    })
-                })?;
-            }
+            CURSORS => self.cursors = from.list(Reader::cursor)?,
             TLS => {
                 self.tls = Some(PortableTls {
                     suite: u16::from_le_bytes(from.array()?),
@@ -543,6 +542,28 @@ impl Writer {
         }
     }
 
+    fn cursor(&mut self, cursor: &PortableCursor) {
+        self.text(&cursor.name);
+        self.list(&cursor.columns, |to, column| {
+            to.text(&column.name);
+            to.text(&column.sql_type);
+            to.put(column.type_oid.to_le_bytes());
+            to.put(column.type_modifier.to_le_bytes());
+            to.put(column.table_oid.to_le_bytes());
+            to.put(column.attribute.to_le_bytes());
+        });
+        self.bytes(&cursor.rows);
+    }
+
+    fn block_cursor(&mut self, cursor: &PortableBlockCursor) {
+        self.cursor(&cursor.cursor);
+        self.oids(&cursor.tables);
+        self.put([u8::from(cursor.locks)]);
+        self.put([u8::from(cursor.hold)]);
+        self.option(cursor.row.as_ref(), |to, row| to.list(row, |to, id| to.put(id.to_le_bytes())));
+        self.put(cursor.savepoints.to_le_bytes());
+    }
+
     fn statement(&mut self, statement: &PortableStatement) {
         self.text(&statement.name);
         self.text(&statement.text);
@@ -619,6 +640,31 @@ impl<'a> Reader<'a> {
                 },
             },
             [_] => return Err(damaged()),
+        })
+    }
+
+    fn cursor(&mut self) -> Result<PortableCursor> {
+        let column = |from: &mut Reader<'a>| {
+            Ok(PortableColumn {
+                name: from.text()?,
+                sql_type: from.text()?,
+                type_oid: u32::from_le_bytes(from.array()?),
+                type_modifier: i32::from_le_bytes(from.array()?),
+                table_oid: u32::from_le_bytes(from.array()?),
+                attribute: i16::from_le_bytes(from.array()?),
+            })
+        };
+        Ok(PortableCursor { name: self.text()?, columns: self.list(column)?, rows: self.bytes()?.to_vec() })
+    }
+
+    fn block_cursor(&mut self) -> Result<PortableBlockCursor> {
+        Ok(PortableBlockCursor {
+            cursor: self.cursor()?,
+            tables: self.oids()?,
+            locks: self.is_set()?,
+            hold: self.is_set()?,
+            row: self.option(|from| from.list(|from| Ok(u64::from_le_bytes(from.array()?))))?,
+            savepoints: u32::from_le_bytes(self.array()?),
         })
     }
 
@@ -713,25 +759,37 @@ mod tests {
                     row_step(None, RowStep::Deleted),
                     row_step(Some(u32::MAX), RowStep::Locked(RowLock::Share)),
                 ],
-            }),
-            cursors: vec![PortableCursor {
-                name: "c".to_owned(),
-                columns: vec![PortableColumn {
-                    name: "id".to_owned(),
-                    sql_type: "\"Integer\"".to_owned(),
-                    type_oid: 23,
-                    type_modifier: -1,
-                    table_oid: 16384,
-                    attribute: 1,
+                cursors: vec![PortableBlockCursor {
+                    cursor: cursor(),
+                    tables: vec![7],
+                    locks: true,
+                    hold: false,
+                    row: Some(vec![u64::MAX]),
+                    savepoints: 1,
                 }],
-                rows: vec![1, 2, 3],
-            }],
+            }),
+            cursors: vec![cursor()],
             tls: Some(PortableTls {
                 suite: 0x1301,
                 reading: PortableTraffic { secret: Zeroizing::new(vec![1; 32]), sequence: 7 },
                 writing: PortableTraffic { secret: Zeroizing::new(vec![2; 32]), sequence: u64::MAX },
                 records: vec![23, 3, 3],
             }),
+        }
+    }
+
+    fn cursor() -> PortableCursor {
+        PortableCursor {
+            name: "c".to_owned(),
+            columns: vec![PortableColumn {
+                name: "id".to_owned(),
+                sql_type: "\"Integer\"".to_owned(),
+                type_oid: 23,
+                type_modifier: -1,
+                table_oid: 16384,
+                attribute: 1,
+            }],
+            rows: vec![1, 2, 3],
         }
     }
 
@@ -752,7 +810,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for session in [session(), PortableSession::default()] {
+        // An earlier release reads a transaction without cursors, and loses one with them.
+        let mut without = session();
+        without.transaction.iter_mut().for_each(|transaction| transaction.cursors.clear());
+        for session in [session(), without, PortableSession::default()] {
             assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);
         }
     }

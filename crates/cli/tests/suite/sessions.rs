@@ -360,7 +360,9 @@ async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
     let committing = begin("BEGIN; SET LOCAL work_mem = '12MB'; UPDATE accounts SET balance = 100 WHERE id = 2").await;
     let saved =
         begin("BEGIN; CREATE TABLE made (id int); SAVEPOINT s; UPDATE accounts SET balance = 100 WHERE id = 3").await;
-    let fetching = begin("BEGIN; DECLARE c CURSOR FOR SELECT id FROM accounts; FETCH 1 FROM c").await;
+    // More rows than go over.
+    let many = "SELECT repeat('x', 1000) FROM generate_series(1, 1000000)";
+    let fetching = begin(&format!("BEGIN; DECLARE c CURSOR FOR {many}; FETCH 1 FROM c")).await;
     let begun = begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await;
     let failed = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 4").await;
     assert!(failed.batch_execute("SELECT 1 / 0").await.is_err());
@@ -469,6 +471,14 @@ async fn transactions_that_are_open_go_on() {
          LOCK TABLE t IN SHARE MODE",
     )
     .await;
+    let fetching = begin(
+        "BEGIN; INSERT INTO parent VALUES (301, 'own 1'), (302, 'own 2'), (303, 'own 3');
+         DECLARE own CURSOR FOR SELECT id, name FROM parent WHERE id > 300; FETCH 1 FROM own;
+         DECLARE other CURSOR FOR SELECT id FROM parent WHERE id IN (40, 108) FOR UPDATE; FETCH 2 FROM other;
+         DECLARE numbers CURSOR WITH HOLD FOR SELECT i FROM generate_series(1, 9) AS g(i); FETCH 2 FROM numbers;
+         SAVEPOINT later; DECLARE later CURSOR FOR SELECT 7",
+    )
+    .await;
     let keyed = begin("SELECT 1").await;
     let by_key = keyed.prepare("UPDATE accounts SET balance = balance + 1 WHERE id = $1").await.unwrap();
     keyed.batch_execute("BEGIN").await.unwrap();
@@ -510,6 +520,8 @@ async fn transactions_that_are_open_go_on() {
         assert_eq!(one(&client, "SELECT count(*) FROM parent").await, "110");
         keyed.execute(&by_key, &[&1]).await.unwrap();
         moving.batch_execute("UPDATE part SET v = v || 'x' WHERE k = 105").await.unwrap();
+        fetching.batch_execute("UPDATE parent SET n = coalesce(n, 0) + 1 WHERE CURRENT OF own").await.unwrap();
+        assert_eq!(one(&fetching, "FETCH 1 FROM numbers").await, (round + 2).to_string());
         until(&client, STREAMING, "1").await;
     }
     // Each sees what it did.
@@ -531,6 +543,20 @@ async fn transactions_that_are_open_go_on() {
         one(&client, "SELECT string_agg(v, ',' ORDER BY k) FROM part_high WHERE k IN (105, 150)").await,
         "vxxx,w"
     );
+    assert_eq!(one(&fetching, "SELECT n FROM parent WHERE id = 301").await, "4.5");
+    assert_eq!(one(&fetching, "FETCH 1 FROM later").await, "7");
+    fetching.batch_execute("ROLLBACK TO later").await.unwrap();
+    assert_eq!(code(&fetching.batch_execute("FETCH 1 FROM later").await.unwrap_err()), "34000");
+    fetching.batch_execute("ROLLBACK TO later; UPDATE parent SET n = n + 5 WHERE CURRENT OF own").await.unwrap();
+    // The next one.
+    fetching.batch_execute("FETCH 1 FROM own; DELETE FROM parent WHERE CURRENT OF own").await.unwrap();
+    fetching.batch_execute("UPDATE parent SET n = 98 WHERE CURRENT OF other; COMMIT").await.unwrap();
+    assert_eq!(one(&fetching, "FETCH 1 FROM numbers").await, "6");
+    assert_eq!(code(&fetching.batch_execute("FETCH 1 FROM own").await.unwrap_err()), "34000");
+    let fetched = "SELECT string_agg(id || ' ' || n, ',' ORDER BY id) FROM parent WHERE id > 300 OR n > 90";
+    let fetched = one(&client, fetched).await;
+    assert!(["40 98,301 6.5,303 1.5", "108 98,301 6.5,303 1.5"].contains(&fetched.as_str()), "{fetched}");
+    client.batch_execute("DELETE FROM parent WHERE id > 300").await.unwrap();
     locking
         .batch_execute("UPDATE parent SET n = 0 WHERE id = 22; INSERT INTO t VALUES (1, 'one'); COMMIT")
         .await

@@ -19,7 +19,7 @@ use crate::write::locks::LockMode;
 use crate::write::transaction::Savepoint;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
+use tidepool_base::{Error, Result, RowId, SqlState, StoreId, TableId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::Table;
 use tidepool_table::rows::{Done, Keys, Outcome, RowLock};
@@ -47,6 +47,14 @@ pub enum TransactionStep {
         before: Option<u32>,
         change: RowStep,
     },
+}
+
+/// A transaction of another process that was done again.
+pub struct DoneAgain {
+    /// In the order in which they were made.
+    pub savepoints: Vec<Savepoint>,
+    /// Rows that it made, as the other process had them, and as they are here.
+    pub rows: HashMap<(TableId, RowId), RowId>,
 }
 
 /// What was done to a row. Exhaustive and mutually exclusive.
@@ -138,9 +146,9 @@ impl Transaction {
         }
     }
 
-    /// Does again what a transaction of another process did, in one that has done nothing. Returns its savepoints. An error where something
+    /// Does again what a transaction of another process did, in one that has done nothing. An error where something
     /// is in the way, or is not as it was: then it is to be rolled back.
-    pub fn do_again(&mut self, steps: &[TransactionStep]) -> Result<Vec<Savepoint>> {
+    pub fn do_again(&mut self, steps: &[TransactionStep]) -> Result<DoneAgain> {
         let patience = self.patience();
         self.set_patience(Arc::new(Impatient));
         let done = QueryHeap::outside(|| self.do_steps(steps));
@@ -149,10 +157,10 @@ impl Transaction {
         done
     }
 
-    fn do_steps(&mut self, steps: &[TransactionStep]) -> Result<Vec<Savepoint>> {
+    fn do_steps(&mut self, steps: &[TransactionStep]) -> Result<DoneAgain> {
         let mut savepoints = Vec::new();
         let mut tables: HashMap<StoreId, Arc<Table>> = HashMap::new();
-        let mut ids: HashMap<(StoreId, RowId), RowId> = HashMap::new();
+        let mut rows = HashMap::new();
         // Since the view was drawn, which does not see what is written under it.
         let mut touched: HashSet<(StoreId, RowId)> = HashSet::new();
         let mut statement = self.begin_statement()?;
@@ -184,7 +192,7 @@ impl Transaction {
                 touched.insert((store, row));
             }
             let view = statement.view();
-            let own = ids.get(&(store, row)).copied();
+            let own = rows.get(&(table.def.id, row)).copied();
             let target = own.unwrap_or(row);
             if before.is_some() && table.rows.checksum_of(view, target)? != before {
                 return Err(changed());
@@ -198,7 +206,7 @@ impl Transaction {
                     let (worker, writes) = self.writing();
                     let new = table.rows.insert(worker, view, writes, image)?;
                     self.enter_row(&table, view, new, image)?;
-                    ids.insert((store, row), new);
+                    rows.insert((table.def.id, row), new);
                     Outcome::Written
                 }
                 RowStep::Updated(image) => {
@@ -218,7 +226,7 @@ impl Transaction {
                 return Err(changed());
             }
         }
-        Ok(savepoints)
+        Ok(DoneAgain { savepoints, rows })
     }
 
     fn update_again(
@@ -311,7 +319,7 @@ mod tests {
             insert(&mut second, "t", 30..31).unwrap();
             second.rollback();
             let mut second = database.begin().unwrap();
-            let savepoints = second.do_again(&steps).unwrap();
+            let savepoints = second.do_again(&steps).unwrap().savepoints;
             assert_eq!(savepoints.len(), 1);
             assert_eq!(seen(&second), after);
             // Once more, from there.

@@ -6,7 +6,7 @@ use super::{BatchStream, Outcome, ResultColumn, Session};
 use crate::facts::SessionFacts;
 use crate::locking;
 use crate::names::OutputNames;
-use crate::portable::{PortableColumn, PortableCursor};
+use crate::portable::{PortableBlockCursor, PortableColumn, PortableCursor};
 use crate::query;
 use crate::statement::current::cursor_of;
 use crate::statement::{Command, FetchCount, Statement};
@@ -86,8 +86,8 @@ impl Place {
 }
 
 impl Cursor {
-    /// `None` while it has rows that are not read.
-    fn to_portable(&self) -> Result<Option<PortableCursor>> {
+    /// `None` while it has rows that are not read. `has_ids`: with the ids of rows that it can be at.
+    fn to_portable(&self, has_ids: bool) -> Result<Option<PortableCursor>> {
         if !self.is_settled {
             return Ok(None);
         }
@@ -104,8 +104,7 @@ impl Cursor {
         };
         let mut rows = Vec::new();
         if let Some(first) = self.rest.front() {
-            // Without the ids of rows: it can be at none any more.
-            let shown = self.place.tables.len()..first.num_columns();
+            let shown = if has_ids { 0 } else { self.place.tables.len() }..first.num_columns();
             let mut writer = StreamWriter::try_new(&mut rows, &part(first, shown.clone())?.schema())
                 .map_err(crate::errors::from_arrow)?;
             for batch in &self.rest {
@@ -263,9 +262,9 @@ impl Session {
         })
     }
 
-    /// Reads what cursors have left that outlive their transactions, so that they can go over to another process: at most `bytes_max` of each.
+    /// Reads what cursors have left, so that they can go over to another process: at most `bytes_max` of each.
     pub async fn settle_cursors(&mut self, bytes_max: usize) {
-        for cursor in self.cursors.values_mut().filter(|cursor| cursor.hold) {
+        for cursor in self.cursors.values_mut() {
             let mut bytes: usize = cursor.rest.iter().map(RecordBatch::get_array_memory_size).sum();
             while !cursor.is_settled && bytes <= bytes_max {
                 match cursor.batches.get_mut().next().await {
@@ -290,16 +289,76 @@ impl Session {
         let of_earlier = |cursor: &&Cursor| cursor.hold && (self.block.is_none() || cursor.place.is_held);
         let mut cursors: Vec<&Cursor> = self.cursors.values().filter(of_earlier).collect();
         cursors.sort_by_key(|cursor| cursor.number);
-        cursors.into_iter().map(|cursor| cursor.to_portable().ok().flatten()).collect()
+        // Without the ids of rows: they can be at none any more.
+        cursors.into_iter().map(|cursor| cursor.to_portable(false).ok().flatten()).collect()
+    }
+
+    /// Whether a cursor of the block that the session is in has rows that are not read.
+    pub(super) fn has_unsettled_cursors(&self) -> bool {
+        self.cursors.values().any(|cursor| !cursor.place.is_held && !cursor.is_settled)
+    }
+
+    /// Cursors of the block that the session is in, for another process that goes on with it. `None` while one has rows that are not read.
+    pub(super) fn block_cursors(&self) -> Option<Vec<PortableBlockCursor>> {
+        let block = self.block.as_ref()?;
+        let mut cursors: Vec<&Cursor> = self.cursors.values().filter(|cursor| !cursor.place.is_held).collect();
+        cursors.sort_by_key(|cursor| cursor.number);
+        let portable = |cursor: &Cursor| {
+            let Place { tables, locks, row, .. } = &cursor.place;
+            let savepoints = block.savepoints.iter().filter(|savepoint| savepoint.next_cursor() <= cursor.number);
+            Some(PortableBlockCursor {
+                cursor: cursor.to_portable(true).ok().flatten()?,
+                tables: tables.iter().map(|table| table.0).collect(),
+                locks: *locks,
+                hold: cursor.hold,
+                row: row.as_ref().map(|row| row.iter().map(|id| id.0).collect()),
+                savepoints: savepoints.count() as u32,
+            })
+        };
+        cursors.into_iter().map(portable).collect()
+    }
+
+    /// Opens a cursor of a block of another process, where that was. `own`: a row of a table that the block has made, as it is here, by its id there.
+    pub(super) fn open_block_cursor(
+        &mut self,
+        portable: &PortableBlockCursor,
+        own: impl Fn(TableId, RowId) -> RowId,
+    ) -> Result<()> {
+        let tables: Vec<TableId> = portable.tables.iter().map(|table| TableId(*table)).collect();
+        let mut cursor = self.opened(&portable.cursor, tables.len())?;
+        for batch in &mut cursor.rest {
+            let mut columns = batch.columns().to_vec();
+            for (column, table) in columns.iter_mut().zip(&tables) {
+                let ids = column.as_primitive_opt::<Int64Type>().ok_or_else(|| damaged("its rows have no ids"))?;
+                *column = Arc::new(ids.unary::<_, Int64Type>(|id| own(*table, RowId(id as u64)).0 as i64));
+            }
+            *batch = RecordBatch::try_new(batch.schema(), columns).map_err(crate::errors::from_arrow)?;
+        }
+        let row = match &portable.row {
+            Some(row) if row.len() != tables.len() => return Err(damaged("it is at rows of other tables")),
+            Some(row) => Some(tables.iter().zip(row).map(|(table, id)| own(*table, RowId(*id))).collect()),
+            None => None,
+        };
+        cursor.hold = portable.hold;
+        cursor.place =
+            Place { cursor: portable.cursor.name.clone(), tables, locks: portable.locks, is_held: false, row };
+        self.cursors.insert(portable.cursor.name.clone(), cursor);
+        Ok(())
     }
 
     /// Opens a cursor of another process, where that was.
     pub(super) fn open_portable_cursor(&mut self, portable: &PortableCursor) -> Result<()> {
-        let damaged = |what: String| Error::corrupted(format!("a cursor that was passed on is damaged: {what}"));
+        let cursor = self.opened(portable, 0)?;
+        self.cursors.insert(portable.name.clone(), cursor);
+        Ok(())
+    }
+
+    /// A cursor of another process, from a transaction that is over. Its rows begin with so many ids.
+    fn opened(&mut self, portable: &PortableCursor, ids: usize) -> Result<Cursor> {
         let column = |column: &PortableColumn| {
             Ok(ResultColumn {
                 name: column.name.clone(),
-                sql_type: serde_json::from_str(&column.sql_type).map_err(|error| damaged(error.to_string()))?,
+                sql_type: serde_json::from_str(&column.sql_type).map_err(damaged)?,
                 type_oid: column.type_oid,
                 type_modifier: column.type_modifier,
                 table_oid: column.table_oid,
@@ -309,12 +368,11 @@ impl Session {
         let columns = portable.columns.iter().map(column).collect::<Result<Vec<_>>>()?;
         let mut rest = VecDeque::new();
         if !portable.rows.is_empty() {
-            let reader =
-                StreamReader::try_new(portable.rows.as_slice(), None).map_err(|error| damaged(error.to_string()))?;
+            let reader = StreamReader::try_new(portable.rows.as_slice(), None).map_err(damaged)?;
             for batch in reader {
-                let batch = batch.map_err(|error| damaged(error.to_string()))?;
-                if batch.num_columns() != columns.len() {
-                    return Err(damaged("its rows have other columns".to_owned()));
+                let batch = batch.map_err(damaged)?;
+                if batch.num_columns() != ids + columns.len() {
+                    return Err(damaged("its rows have other columns"));
                 }
                 rest.push_back(batch);
             }
@@ -333,8 +391,7 @@ impl Session {
             _held: held,
         };
         self.next_cursor += 1;
-        self.cursors.insert(portable.name.clone(), cursor);
-        Ok(())
+        Ok(cursor)
     }
 
     /// `None`: all.
@@ -351,6 +408,10 @@ impl Session {
             }
         }
     }
+}
+
+fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::corrupted(format!("a cursor that was passed on is damaged: {what}"))
 }
 
 /// The ids in a row's first columns.

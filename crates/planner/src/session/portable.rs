@@ -23,7 +23,7 @@ impl Session {
     }
 
     /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
-    /// temporary tables, and cursors that outlive their transactions and have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
+    /// temporary tables, and cursors of earlier transactions that have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
     /// which something was done is lost by it.
     pub fn to_portable(&mut self) -> Option<PortableSession> {
         let block = match &self.block {
@@ -38,17 +38,17 @@ impl Session {
         if !self.transaction_goes_over() {
             return None;
         }
-        self.block.as_ref()?.to_steps().unwrap_or_else(|error| {
+        let cursors = self.block_cursors()?;
+        let transaction = self.block.as_ref()?.to_steps().unwrap_or_else(|error| {
             tracing::warn!("a transaction cannot go over to another host: {error}");
             None
-        })
+        })?;
+        Some(PortableTransaction { cursors, ..transaction })
     }
 
     /// Whether what was done in the block can be done again by another process.
     pub fn transaction_goes_over(&self) -> bool {
-        // They end with their transaction, and go over without it alone.
-        let has_own = self.cursors.values().any(|cursor| !cursor.place.is_held)
-            || self.planner.advisory.holds_in_transaction(self.shared.id);
+        let has_own = self.has_unsettled_cursors() || self.planner.advisory.holds_in_transaction(self.shared.id);
         self.block.as_ref().is_some_and(|block| block.is_explicit_and_whole(&self.settings)) && !has_own
     }
 

@@ -29,6 +29,10 @@ impl Savepoint {
         self.state.as_ref()
     }
 
+    pub(super) fn next_cursor(&self) -> u64 {
+        self.next_cursor
+    }
+
     /// Whether its name and what had been done are all that there is of it.
     pub(super) fn is_made_again(&self, block: &Block, is_same: impl Fn(&Arc<Settings>) -> bool) -> bool {
         self.state.is_some()

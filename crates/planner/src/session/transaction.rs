@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tidepool_base::{Error, Result, SqlState, caught, panic_point};
+use tidepool_base::{Error, Result, RowId, SqlState, TableId, caught, panic_point};
 use tidepool_database::{CommitWait, CommitWitness, DatabaseVersion, Isolation, Transaction};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
@@ -118,7 +118,7 @@ impl Block {
         let slot = self.slot.lock();
         let steps = slot.as_ref().map(|transaction| transaction.to_steps(&states)).transpose()?.flatten();
         let savepoints = self.savepoints.iter().map(|savepoint| savepoint.name().to_owned()).collect();
-        Ok(steps.map(|steps| PortableTransaction { savepoints, steps }))
+        Ok(steps.map(|steps| PortableTransaction { savepoints, steps, ..PortableTransaction::default() }))
     }
 
     /// Its end leaves the session's settings as they were before it.
@@ -169,20 +169,35 @@ impl Session {
         let Some(block) = &mut self.block else { return Ok(()) };
         let mut slot = block.slot.lock();
         let Some(transaction) = slot.as_mut() else { return Err(Error::internal("a block without a transaction")) };
-        let states = transaction.do_again(&portable.steps).inspect_err(|_| {
+        let done = transaction.do_again(&portable.steps).inspect_err(|_| {
             slot.take().into_iter().for_each(Transaction::rollback);
         })?;
         drop(slot);
-        let (settings, session) = (self.settings.clone(), block.settings_session.clone());
-        let places = portable.savepoints.iter().zip(states);
-        let savepoints: Vec<Savepoint> = places
-            .map(|(name, state)| {
-                let settings = (settings.clone(), session.clone());
-                Savepoint::of_other_process(name, state, settings, block.read_only, self.next_cursor)
-            })
-            .collect();
-        block.savepoints = savepoints;
-        Ok(())
+        let (read_only, session) = (block.read_only, block.settings_session.clone());
+        let own = |table: TableId, row: RowId| done.rows.get(&(table, row)).copied().unwrap_or(row);
+        let mut cursors = portable.cursors.iter().peekable();
+        let mut open_those_before = |session: &mut Session, savepoints: usize| {
+            while let Some(cursor) = cursors.next_if(|cursor| cursor.savepoints as usize <= savepoints) {
+                session.open_block_cursor(cursor, own)?;
+            }
+            Ok(())
+        };
+        let mut savepoints = Vec::new();
+        let opened = (|| {
+            for (number, (name, state)) in portable.savepoints.iter().zip(done.savepoints.iter().cloned()).enumerate() {
+                open_those_before(self, number)?;
+                let settings = (self.settings.clone(), session.clone());
+                savepoints.push(Savepoint::of_other_process(name, state, settings, read_only, self.next_cursor));
+            }
+            open_those_before(self, usize::MAX)
+        })();
+        if let Some(block) = &mut self.block {
+            block.savepoints = savepoints;
+            if opened.is_err() {
+                block.slot.lock().take().into_iter().for_each(Transaction::rollback);
+            }
+        }
+        opened.inspect_err(|_| self.cursors.retain(|_, cursor| cursor.place.is_held))
     }
 
     /// The transaction block that the client is in, as another process goes on with it. `is_untouched`: nothing was done in it.
