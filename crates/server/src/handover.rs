@@ -30,13 +30,13 @@ mod standbys;
 
 use crate::incoming::{self, Positions, shut_down};
 use crate::kept::Keeper;
-use crate::passing::{Outcome, Passenger, Passing};
+use crate::passing::{Outcome, Passenger, Passing, Stopped, Written};
 use crate::succession::{self, Beginning, InheritedClient, InheritedSession, gather};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -48,6 +48,7 @@ use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::pool::HostView;
 use tidepool_pool::words::{Host, Reign};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
@@ -246,8 +247,11 @@ impl Own {
 /// Of a client of the primary, as it came so far.
 struct Piecewise {
     pass: u64,
-    bytes: Vec<u8>,
-    is_whole: bool,
+    bytes: Zeroizing<Vec<u8>>,
+    /// What has come can be read as a session, of which nobody has said that it counts: it may go on at the primary yet.
+    draft: Option<PortableSession>,
+    /// Once it has all come.
+    session: Option<Result<PortableSession>>,
 }
 
 /// Of a host that follows: what its primary shared.
@@ -280,6 +284,8 @@ pub(crate) struct Handover {
     threads: Mutex<Vec<JoinHandle<()>>>,
     inherited: Mutex<Inherited>,
     taken: UnboundedSender<Taken>,
+    /// Connections of the primary before that have not begun here yet.
+    coming: Arc<AtomicUsize>,
     stopped: AtomicBool,
     pub(crate) passing: Arc<Passing>,
     /// Whom sessions were passed to last.
@@ -313,6 +319,12 @@ impl SharedClient {
     /// The connection may go over to another host from now on.
     pub(crate) fn may_go_over(&self, session: u32, end_statement: impl Fn() + Send + 'static) -> Passenger {
         self.handover.passing.enter(self.number, session, end_statement)
+    }
+
+    /// Tells by `readable` when its client has sent something, or ended it; nothing is to be read from it. It is waited for alike whichever kind
+    /// of socket it is.
+    pub(crate) fn watch(&self) -> Option<UnixStream> {
+        UnixStream::from_std(self.socket.socket.try_clone().ok()?.into()).ok()
     }
 
     /// Passes a request to cancel on to the primary: clients that went over to that host ask at the address that they know.
@@ -376,6 +388,7 @@ impl Handover {
             threads: Mutex::default(),
             inherited: Mutex::new(Inherited { wanted, ..Inherited::default() }),
             taken,
+            coming: Arc::default(),
             stopped: AtomicBool::new(false),
             passing: Passing::new(),
             passed_to: Mutex::default(),
@@ -739,7 +752,8 @@ impl Handover {
             ([PIECE, rest @ ..], _) if !inherited.has_taken_over => inherited.take_piece(rest),
             ([ASK, pass @ ..], _) => {
                 let pass = number(pass)?;
-                let whole = inherited.sessions.values().filter(|session| session.is_whole && session.pass == pass);
+                let whole =
+                    inherited.sessions.values().filter(|session| session.session.is_some() && session.pass == pass);
                 let count = whole.count() as u64;
                 crash_point("switchover.held");
                 return Some([&[HAS][..], &pass.to_le_bytes(), &count.to_le_bytes()].concat());
@@ -800,12 +814,10 @@ impl Handover {
         crash_point("switchover.going_on");
         let mut passed = Vec::new();
         for (number, session) in std::mem::take(&mut inherited.sessions) {
-            if session.is_whole
-                && Some(session.pass) == in_force
+            if let Some(session) = session.session.filter(|_| Some(session.pass) == in_force)
                 && let Some(client) = inherited.clients.remove(&number)
             {
-                let bytes = Zeroizing::new(session.bytes);
-                match PortableSession::from_bytes(&bytes) {
+                match session {
                     Ok(portable) => passed.push(InheritedSession::new(client.socket, portable, Beginning::default())),
                     Err(error) => {
                         tracing::warn!("a connection of the primary before cannot go on here: {error}");
@@ -814,17 +826,17 @@ impl Handover {
                 }
             }
         }
-        gather(passed, |session| _ = self.taken.send(Taken::Session(Box::new(session))));
+        let (taken, coming) = (self.taken.clone(), self.coming.clone());
+        let hand_on = move |session| hand_on(&taken, &coming, session);
+        gather(passed, &hand_on);
         end_clients(inherited);
         let kept: Vec<InheritedClient> = inherited.clients.drain().map(|(_, client)| client).collect();
         if in_force.is_some() {
             // It lives, and has said so to those that did not go over.
             return kept.iter().for_each(|client| shut_down(&client.socket));
         }
-        let (database, taken) = (self.database.clone(), self.taken.clone());
-        let succeeding = spawn("handover-succeed", move || {
-            gather(succession::succeed(&database, kept), |session| _ = taken.send(Taken::Session(Box::new(session))));
-        });
+        let database = self.database.clone();
+        let succeeding = spawn("handover-succeed", move || gather(succession::succeed(&database, kept), &hand_on));
         if let Err(error) = succeeding {
             tracing::error!("clients of the primary before cannot go on here: {error}");
         }
@@ -854,29 +866,46 @@ impl PassesSessions for Handover {
             tracing::info!("{to} has no sockets of this host's clients: they end");
             return Ok(());
         };
+        // Those that have not begun cannot be asked.
+        while self.coming.load(Ordering::Acquire) > 0 && Instant::now() < end {
+            std::thread::sleep(RETRY_INTERVAL);
+        }
         let start = Instant::now();
         *self.passed_to.lock() = Some(to);
-        let sessions = self.passing.stop(drain, caller);
+        let early = self.passing.ask(drain, caller);
+        let (asked, early_count) = (start.elapsed(), early.len());
+        let mut drafts: HashSet<u64> = early.iter().map(|(number, _)| *number).collect();
+        put_all(&queue, pass, early, false, Instant::now() + PASS_WITHIN)?;
+        let put_early = start.elapsed();
+        let Stopped { written, withdrawn } = self.passing.stop(drain, caller);
         crash_point("switchover.stopped");
-        let (stopped, count) = (start.elapsed(), sessions.len());
+        let (stopped, late_count) = (start.elapsed(), written.len());
         let end = Instant::now() + PASS_WITHIN;
-        for (number, bytes) in sessions {
-            // It may have secrets.
-            let bytes = Zeroizing::new(bytes);
-            let mut pieces = bytes.chunks(PIECE_BYTES).peekable();
-            while let Some(piece) = pieces.next() {
-                let is_last = pieces.peek().is_none();
-                put(&queue, Message::Piece { pass, number, is_last, bytes: piece.into() }, end)?;
-            }
-            crash_point("switchover.session");
+        for number in &withdrawn {
+            drafts.remove(number);
         }
+        for (number, _) in &written {
+            if drafts.remove(number) {
+                // The standby forgets what came of it.
+                put(&queue, Message::Gone(*number), end)?;
+                let socket = self.own.lock().clients.get(number).cloned();
+                socket.map_or(Ok(()), |socket| put(&queue, Message::Client(*number, socket), end))?;
+            }
+        }
+        // Those that have stayed as they were count now.
+        for number in drafts {
+            put(&queue, Message::Piece { pass, number, is_last: true, bytes: Arc::default() }, end)?;
+        }
+        put_all(&queue, pass, written, true, end)?;
         let (answer, answered) = sync_channel(1);
         put(&queue, Message::Ask { pass, answer }, end)?;
         let held = answered.recv_timeout(end.saturating_duration_since(Instant::now())).map_err(|_| not_taken(to))?;
         tracing::info!(
-            sessions = count,
+            early = early_count,
+            late = late_count,
             held,
-            stopped_us = stopped.as_micros() as u64,
+            asked_us = asked.as_micros() as u64,
+            stopped_us = (stopped - put_early).as_micros() as u64,
             us = start.elapsed().as_micros() as u64,
             "{to} has the sessions of this host's clients"
         );
@@ -887,6 +916,13 @@ impl PassesSessions for Handover {
         *self.passed_to.lock() = None;
         self.passing.tell(Outcome::Stays);
     }
+}
+
+/// To the threads that serve clients.
+fn hand_on(taken: &UnboundedSender<Taken>, coming: &Arc<AtomicUsize>, mut session: InheritedSession) {
+    session.set_coming(coming);
+    // Nobody listens any more at the end.
+    let _ = taken.send(Taken::Session(Box::new(session)));
 }
 
 fn not_taken(to: Host) -> Error {
@@ -911,6 +947,21 @@ fn put(queue: &SyncSender<Message>, mut message: Message, end: Instant) -> Resul
     }
 }
 
+/// Puts sessions into a standby's queue, in pieces. `counts`: they do not go on here.
+fn put_all(queue: &SyncSender<Message>, pass: u64, sessions: Written, counts: bool, end: Instant) -> Result<()> {
+    for (number, bytes) in sessions {
+        // It may have secrets.
+        let bytes = Zeroizing::new(bytes);
+        let mut pieces = bytes.chunks(PIECE_BYTES).peekable();
+        while let Some(piece) = pieces.next() {
+            let is_last = counts && pieces.peek().is_none();
+            put(queue, Message::Piece { pass, number, is_last, bytes: piece.into() }, end)?;
+        }
+        crash_point("switchover.session");
+    }
+    Ok(())
+}
+
 impl Inherited {
     /// Of a database that nobody has taken over.
     fn end_all(&mut self) {
@@ -918,19 +969,28 @@ impl Inherited {
         self.clients.drain().for_each(|(_, client)| shut_down(&client.socket));
     }
 
-    /// Some of a session. What does not fit to what came before is of another pass, and begins anew.
+    /// Some of a session. What does not fit to what came before is of another pass, and begins anew. The last piece has nothing in it where
+    /// the session came before it was certain that it goes over.
     fn take_piece(&mut self, bytes: &[u8]) {
         let Some((pass, rest)) = bytes.split_first_chunk::<8>() else { return };
         let Some((number, rest)) = rest.split_first_chunk::<8>() else { return };
         let Some((is_last, piece)) = rest.split_first() else { return };
         let (pass, number) = (u64::from_le_bytes(*pass), u64::from_le_bytes(*number));
-        let new = || Piecewise { pass, bytes: Vec::new(), is_whole: false };
+        let new = || Piecewise { pass, bytes: Zeroizing::default(), draft: None, session: None };
         let session = self.sessions.entry(number).or_insert_with(new);
-        if session.pass != pass || session.is_whole {
+        if session.pass != pass || session.session.is_some() {
             *session = new();
         }
-        session.bytes.extend_from_slice(piece);
-        session.is_whole = *is_last == 1;
+        if !piece.is_empty() {
+            session.bytes.extend_from_slice(piece);
+            // Read now, if this is all: clients wait when this host takes over.
+            session.draft = PortableSession::from_bytes(&session.bytes).ok();
+        }
+        if *is_last == 1 {
+            let bytes = std::mem::take(&mut session.bytes);
+            let read = session.draft.take().map_or_else(|| PortableSession::from_bytes(&bytes), Ok);
+            session.session = Some(read);
+        }
     }
 }
 
@@ -945,7 +1005,7 @@ fn address_beside(hosts: &[HostView], reign: &Reign, own: Host) -> Option<String
 /// But for those that this host may go on with.
 fn end_clients(inherited: &mut Inherited) {
     let Inherited { clients, sessions, .. } = inherited;
-    let is_passed = |number: &u64| sessions.get(number).is_some_and(|session| session.is_whole);
+    let is_passed = |number: &u64| sessions.get(number).is_some_and(|session| session.session.is_some());
     let ends = |number: &u64, client: &mut InheritedClient| client.pages.is_none() && !is_passed(number);
     clients.extract_if(ends).for_each(|(_, client)| shut_down(&client.socket));
 }

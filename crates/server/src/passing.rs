@@ -6,6 +6,11 @@
 //! session down as bytes and does nothing more until it is told what became of the switch-over. The bytes go to the other host, which has a
 //! duplicate of the socket already (`handover`).
 //!
+//! Connections that are idle stop already while others are asked, a few at a time, and what they wrote is passed on then: so those
+//! that are busy are kept from their work only for as long as they take themselves. A connection that stopped early goes on as soon as its client
+//! asks for something, up to when all have to stop. So what it wrote early is a draft at the other host, until all have stopped and
+//! this host says that it counts.
+//!
 //! What holds, whoever dies or sleeps at any step:
 //!
 //! * **A connection is served by one process at most.** From when its bytes are written to when it is told to stay, a connection neither reads
@@ -26,9 +31,9 @@
 //! [`BYTES_MAX`] to be passed on. They end as at any other take-over.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use zeroize::Zeroize;
@@ -40,6 +45,14 @@ pub(crate) const BYTES_MAX: usize = 4 << 20;
 /// ended then. Others wait that long for their answers.
 const STOP_WITHIN: Duration = Duration::from_millis(500);
 const STOP_WITHIN_PART: u32 = 10;
+
+/// Connections that are idle stop, or begin, so many in a millisecond: those that are busy have the same threads.
+const IDLE_IN_A_MILLISECOND: u32 = 16;
+
+/// How long after the first the idle connection with this number has its turn.
+pub(crate) fn turn(number: u32) -> Duration {
+    Duration::from_millis(u64::from(number / IDLE_IN_A_MILLISECOND))
+}
 
 /// What is wanted of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +82,8 @@ pub(crate) struct Passing {
     stage: watch::Sender<Stage>,
     /// Whether there is any stage, for those who look often.
     is_on: AtomicBool,
+    /// Idle connections that were given a turn to stop since connections were asked.
+    turns: AtomicU32,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -78,10 +93,25 @@ struct Inner {
     /// By the numbers of their sockets.
     connections: HashMap<u64, Known>,
     stopped: HashMap<u64, oneshot::Sender<Outcome>>,
+    /// Those of them that go on again if their clients ask for something.
+    early: HashSet<u64>,
+    /// Those that stopped early, and have gone on since.
+    withdrawn: HashSet<u64>,
     /// What those wrote that have stopped and are not passed on yet.
-    written: Vec<(u64, Vec<u8>)>,
+    written: Written,
     /// Another host has the database: what becomes of those that stop from now on.
     over: Option<Outcome>,
+}
+
+/// Sessions as bytes, by the numbers of their sockets.
+pub(crate) type Written = Vec<(u64, Vec<u8>)>;
+
+/// What connections wrote when all stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stopped {
+    pub(crate) written: Written,
+    /// What these wrote earlier counts no more.
+    pub(crate) withdrawn: Vec<u64>,
 }
 
 struct Known {
@@ -135,6 +165,7 @@ impl Drop for Passenger {
         let mut inner = self.passing.inner.lock();
         inner.connections.remove(&self.number);
         inner.stopped.remove(&self.number);
+        inner.early.remove(&self.number);
         self.passing.changed.notify_all();
     }
 }
@@ -189,13 +220,62 @@ impl Passenger {
             if let Some(outcome) = inner.over {
                 return outcome;
             }
-            let (tell, outcome) = oneshot::channel();
-            inner.stopped.insert(self.number, tell);
-            inner.written.push((self.number, bytes));
-            self.passing.changed.notify_all();
-            outcome
+            self.stopped(&mut inner, bytes)
         };
         outcome.await.unwrap_or(Outcome::Lost)
+    }
+
+    fn stopped(&self, inner: &mut Inner, bytes: Vec<u8>) -> oneshot::Receiver<Outcome> {
+        let (tell, outcome) = oneshot::channel();
+        inner.stopped.insert(self.number, tell);
+        inner.withdrawn.remove(&self.number);
+        inner.written.push((self.number, bytes));
+        self.passing.changed.notify_all();
+        outcome
+    }
+
+    /// How long after connections were asked an idle one stops early.
+    pub(crate) fn turn(&self) -> Duration {
+        turn(self.passing.turns.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// As `stop`, while connections are only asked, of one that is idle. It goes on again once `has_work`, unless all are to stop by then.
+    pub(crate) async fn stop_early(&self, bytes: Vec<u8>, has_work: impl Future<Output = ()>) -> Outcome {
+        let mut outcome = {
+            let mut inner = self.passing.inner.lock();
+            if *self.passing.stage.borrow() != Stage::Asking {
+                return Outcome::Stays;
+            }
+            if let Some(known) = inner.connections.get_mut(&self.number) {
+                (known.place, known.was_whole) = (Place::Between, true);
+            }
+            inner.early.insert(self.number);
+            self.stopped(&mut inner, bytes)
+        };
+        tokio::select! {
+            biased;
+            outcome = &mut outcome => return outcome.unwrap_or(Outcome::Lost),
+            () = has_work => {}
+        }
+        if self.withdraw() {
+            return Outcome::Stays;
+        }
+        outcome.await.unwrap_or(Outcome::Lost)
+    }
+
+    /// Whether a connection that stopped early goes on.
+    fn withdraw(&self) -> bool {
+        let mut inner = self.passing.inner.lock();
+        if !inner.early.remove(&self.number) {
+            return false;
+        }
+        inner.stopped.remove(&self.number);
+        // It may have been passed on, now or when it stopped before.
+        inner.withdrawn.insert(self.number);
+        if let Some(place) = inner.written.iter().position(|(number, _)| *number == self.number) {
+            inner.written.swap_remove(place).1.zeroize();
+        }
+        true
     }
 }
 
@@ -204,6 +284,7 @@ impl Passing {
         Arc::new(Passing {
             stage: watch::Sender::new(Stage::Nothing),
             is_on: AtomicBool::new(false),
+            turns: AtomicU32::new(0),
             inner: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -230,22 +311,32 @@ impl Passing {
         self.stage.send_replace(stage);
     }
 
-    /// Stops all connections that can be, but for that of the caller's session, and returns what they wrote, by number. Transactions that are
-    /// open have as long as `drain`; then statements that have run since before end with an error, and transactions that are open are lost.
-    pub(crate) fn stop(&self, drain: Duration, caller: Option<u32>) -> Vec<(u64, Vec<u8>)> {
-        let stop_within = STOP_WITHIN.max(drain / STOP_WITHIN_PART);
+    /// Asks all connections, but that of the caller's session, to stop soon. Transactions that are open have as long as `drain`. Returns what
+    /// connections wrote that were idle and have stopped; some of these may go on again.
+    pub(crate) fn ask(&self, drain: Duration, caller: Option<u32>) -> Written {
         let mut inner = self.inner.lock();
         for known in inner.connections.values_mut() {
             (known.place, known.was_whole) = (Place::Unknown, drain.is_zero());
         }
         inner.written.clear();
+        inner.withdrawn.clear();
+        self.turns.store(0, Ordering::Relaxed);
         self.set_stage(Stage::Asking);
         let is_drained = |_: &Inner, _: u64, known: &Known| known.was_whole || known.place == Place::Stays;
         self.wait(&mut inner, caller, drain, is_drained);
+        std::mem::take(&mut inner.written)
+    }
+
+    /// Stops all connections that can be, but for that of the caller's session, once they were asked. Statements that have run since before end
+    /// with an error first, and transactions that are open are lost.
+    pub(crate) fn stop(&self, drain: Duration, caller: Option<u32>) -> Stopped {
+        let stop_within = STOP_WITHIN.max(drain / STOP_WITHIN_PART);
+        let mut inner = self.inner.lock();
         if !drain.is_zero() && inner.end_statements(caller, |_, known| known.place == Place::Unknown) {
             self.wait(&mut inner, caller, stop_within, |_, _, known| known.place != Place::Ending);
         }
         self.set_stage(Stage::Stopping);
+        inner.early.clear();
         let is_stopped = |inner: &Inner, number: u64, known: &Known| {
             matches!(known.place, Place::Ending | Place::Stays) || inner.stopped.contains_key(&number)
         };
@@ -263,7 +354,8 @@ impl Passing {
             };
             self.wait(&mut inner, caller, stop_within, is_stopped);
         }
-        std::mem::take(&mut inner.written)
+        let withdrawn = inner.withdrawn.drain().collect();
+        Stopped { written: std::mem::take(&mut inner.written), withdrawn }
     }
 
     /// Until all connections but the caller's are there, or for so long.
@@ -290,6 +382,7 @@ impl Passing {
             // What stops later was not passed on.
             Outcome::Gone | Outcome::Lost => inner.over = Some(Outcome::Lost),
         }
+        inner.early.clear();
         inner.written.drain(..).for_each(|(_, mut bytes)| bytes.zeroize());
         for (_, stopped) in inner.stopped.drain() {
             // Its connection may be gone.
@@ -304,9 +397,13 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    async fn stopped(passing: &Arc<Passing>, drain: Duration) -> Vec<(u64, Vec<u8>)> {
+    async fn stopped(passing: &Arc<Passing>, drain: Duration, caller: Option<u32>) -> Written {
         let passing = passing.clone();
-        tokio::task::spawn_blocking(move || passing.stop(drain, Some(3))).await.unwrap()
+        let stopping = move || {
+            assert_eq!(passing.ask(drain, caller), []);
+            passing.stop(drain, caller).written
+        };
+        tokio::task::spawn_blocking(stopping).await.unwrap()
     }
 
     /// Does as it is asked.
@@ -330,7 +427,7 @@ mod tests {
             let _busy = passing.enter(40, 4, || ());
             let serving = [passing.enter(10, 1, || ()), passing.enter(20, 2, || ())]
                 .map(|passenger| tokio::spawn(serve(passenger)));
-            let mut written = stopped(&passing, Duration::from_millis(50)).await;
+            let mut written = stopped(&passing, Duration::from_millis(50), Some(3)).await;
             written.sort();
             assert_eq!(written, [(10, vec![10]), (20, vec![20])]);
             // Too late.
@@ -353,7 +450,7 @@ mod tests {
         let passing = Passing::new();
         let busy = passing.enter(10, 1, || ());
         let stopping = passing.clone();
-        let stopping = tokio::task::spawn_blocking(move || stopping.stop(LONG, None));
+        let stopping = tokio::spawn(async move { stopped(&stopping, LONG, None).await });
         while !busy.is_asked() {
             tokio::task::yield_now().await;
         }
@@ -364,7 +461,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_statement_ends_where_its_connection_would_not_stop() {
-        for (drain, in_transaction) in [(Duration::from_millis(20), false), (Duration::ZERO, false), (LONG, true)] {
+        const SHORT: Duration = Duration::from_millis(20);
+        for (drain, in_transaction) in [(SHORT, false), (Duration::ZERO, false), (SHORT, true)] {
             let passing = Passing::new();
             let (end, ended) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicBool::new(false)));
             let (told, ending) = (ended.clone(), end.clone());
@@ -372,25 +470,91 @@ mod tests {
                 told.store(true, Ordering::Release);
                 ending.notify_one();
             });
-            let stopping = passing.clone();
-            let drain_until = drain.min(Duration::from_millis(50));
-            let stopping = tokio::task::spawn_blocking(move || stopping.stop(drain_until, None));
-            while !running.is_asked() {
-                tokio::task::yield_now().await;
+            let (asking, stopping) = (passing.clone(), passing.clone());
+            tokio::task::spawn_blocking(move || asking.ask(drain, None)).await.unwrap();
+            if in_transaction {
+                running.is_between(false);
             }
+            let stopping = tokio::task::spawn_blocking(move || stopping.stop(drain, None));
             let serving = tokio::spawn(async move {
                 if in_transaction {
-                    running.is_between(false);
                     drop(running.stage.wait_for(|stage| *stage == Stage::Stopping).await.unwrap());
                 } else {
                     end.notified().await;
                 }
                 serve(running).await
             });
-            assert_eq!(stopping.await.unwrap(), [(10, vec![10])]);
+            assert_eq!(stopping.await.unwrap().written, [(10, vec![10])]);
             assert_eq!(ended.load(Ordering::Acquire), !in_transaction);
             passing.tell(Outcome::Gone);
             assert_eq!(serving.await.unwrap(), Outcome::Gone);
         }
+    }
+
+    /// Stops as soon as it is asked, and goes on when notified.
+    async fn idle(mut passenger: Passenger, work: Arc<tokio::sync::Notify>) -> Outcome {
+        loop {
+            let bytes = vec![passenger.number as u8];
+            let outcome = match passenger.stage() {
+                Stage::Nothing => Outcome::Stays,
+                Stage::Asking => passenger.stop_early(bytes, work.notified()).await,
+                Stage::Stopping | Stage::Losing => passenger.stop(bytes).await,
+            };
+            if outcome != Outcome::Stays {
+                return outcome;
+            }
+            passenger.stage.changed().await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn those_that_are_idle_stop_early_and_go_on_if_they_are_asked_for_something() {
+        for goes_on in [false, true] {
+            let passing = Passing::new();
+            let work = [(); 2].map(|()| Arc::new(tokio::sync::Notify::new()));
+            let serving =
+                [0, 1].map(|at| tokio::spawn(idle(passing.enter(10 + at as u64, at as u32, || ()), work[at].clone())));
+            let (asking, stopping) = (passing.clone(), passing.clone());
+            let mut early = tokio::task::spawn_blocking(move || asking.ask(LONG, None)).await.unwrap();
+            early.sort();
+            assert_eq!(early, [(10, vec![10]), (11, vec![11])]);
+            if goes_on {
+                work[0].notify_one();
+                while passing.inner.lock().stopped.len() > 1 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            let stopped = tokio::task::spawn_blocking(move || stopping.stop(LONG, None)).await.unwrap();
+            // What it wrote then counts.
+            let written = if goes_on { vec![(10, vec![10])] } else { vec![] };
+            assert_eq!(stopped, Stopped { written, withdrawn: vec![] });
+            // Too late to go on.
+            work[1].notify_one();
+            passing.tell(Outcome::Gone);
+            for serving in serving {
+                assert_eq!(serving.await.unwrap(), Outcome::Gone);
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_was_passed_on_of_one_that_does_not_stop_again_is_withdrawn() {
+        let passing = Passing::new();
+        let work = Arc::new(tokio::sync::Notify::new());
+        let passenger = passing.enter(10, 1, || ());
+        let (asking, stopping, told) = (passing.clone(), passing.clone(), work.clone());
+        let asking = tokio::task::spawn_blocking(move || asking.ask(LONG, None));
+        while !passenger.is_asked() {
+            tokio::task::yield_now().await;
+        }
+        let early = passenger.stop_early(vec![1], told.notified());
+        let going_on = async {
+            assert_eq!(asking.await.unwrap(), [(10, vec![1])]);
+            work.notify_one();
+        };
+        assert_eq!(tokio::join!(early, going_on).0, Outcome::Stays);
+        passenger.cannot_stop();
+        let stopped = tokio::task::spawn_blocking(move || stopping.stop(LONG, None)).await.unwrap();
+        assert_eq!(stopped, Stopped { written: vec![], withdrawn: vec![10] });
     }
 }

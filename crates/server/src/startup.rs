@@ -10,7 +10,7 @@ use crate::routing::Departure;
 use crate::secured::Secured;
 use crate::service::{Phase, Service};
 use crate::strangers::Stranded;
-use crate::succession::{Beginning, Gate};
+use crate::succession::{Beginning, Coming, Gate};
 use crate::wire::{Io, Wire};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -146,7 +146,7 @@ pub(crate) async fn go_on(
     service: Arc<Service>,
     io: Box<dyn Io>,
     (portable, beginning): (PortableSession, Beginning),
-    mut gate: Gate,
+    (mut gate, coming): (Gate, Coming),
     shared: Option<SharedClient>,
 ) {
     let going_on = async { made_anew(&service, io, portable) };
@@ -154,6 +154,7 @@ pub(crate) async fn go_on(
         Ok(Ok(mut connection)) => {
             gate.pass().await;
             connection.share(shared);
+            drop(coming);
             connection.begin_with(beginning);
             run(&service, connection).await;
         }

@@ -3,8 +3,10 @@
 
 use crate::incoming::{positions, shut_down, unread};
 use crate::kept::{GoingOn, Left, Reason};
+use crate::passing::turn;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_database::{Database, TransactionFate};
 use tidepool_planner::{PortableBlockState, PortableSession};
@@ -29,6 +31,19 @@ pub(crate) struct InheritedSession {
     pub(crate) portable: PortableSession,
     pub(crate) beginning: Beginning,
     gate: Gate,
+    /// How long it may wait for its client to ask for something before it begins.
+    turn: Duration,
+    coming: Coming,
+}
+
+/// Counts a connection that has not begun yet, until dropped.
+#[derive(Default)]
+pub(crate) struct Coming(Option<Arc<AtomicUsize>>);
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|coming| _ = coming.fetch_sub(1, Ordering::Release));
+    }
 }
 
 /// How a connection goes on.
@@ -42,7 +57,21 @@ pub(crate) struct Beginning {
 
 impl InheritedSession {
     pub(crate) fn new(socket: OwnedFd, portable: PortableSession, beginning: Beginning) -> InheritedSession {
-        InheritedSession { socket, portable, beginning, gate: Gate::default() }
+        let (gate, turn, coming) = (Gate::default(), Duration::ZERO, Coming::default());
+        InheritedSession { socket, portable, beginning, gate, turn, coming }
+    }
+
+    pub(crate) fn set_coming(&mut self, coming: &Arc<AtomicUsize>) {
+        coming.fetch_add(1, Ordering::Relaxed);
+        self.coming = Coming(Some(coming.clone()));
+    }
+
+    pub(crate) fn coming(&mut self) -> Coming {
+        std::mem::take(&mut self.coming)
+    }
+
+    pub(crate) fn turn(&self) -> Duration {
+        self.turn
     }
 
     pub(crate) fn gate(&mut self) -> Gate {
@@ -97,14 +126,21 @@ impl Drop for Gate {
     }
 }
 
-/// Hands on sessions that go on together: first those that others wait for, and those whose clients wait.
-pub(crate) fn gather(mut sessions: Vec<InheritedSession>, mut hand_on: impl FnMut(InheritedSession)) {
-    sessions.sort_by_cached_key(|session| !session.has_locks() && !session.is_waited_for());
+/// Hands on sessions that go on together. Those that others wait for, and those whose clients wait, begin at once, and the others a few at a
+/// time, so that clients that are at work have the threads; but each as soon as its client asks for something.
+pub(crate) fn gather(sessions: Vec<InheritedSession>, hand_on: &impl Fn(InheritedSession)) {
     let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| session.has_locks()).count()));
-    for session in &mut sessions {
+    let (at_once, in_turn): (Vec<_>, Vec<_>) =
+        sessions.into_iter().partition(|session| session.has_locks() || session.is_waited_for());
+    let gated = |mut session: InheritedSession| {
         session.gate = Gate { missing: Some(missing.clone()), is_missing: session.has_locks() };
+        session
+    };
+    at_once.into_iter().map(gated).for_each(hand_on);
+    for (number, mut session) in (1..).zip(in_turn.into_iter().map(gated)) {
+        session.turn = turn(number);
+        hand_on(session);
     }
-    sessions.into_iter().for_each(&mut hand_on);
 }
 
 /// Connections of a primary that has died, as they go on here. Those that do not are ended.
@@ -173,6 +209,7 @@ fn going_on(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::Mutex;
     use tidepool_planner::{PortableKey, PortableLock};
 
     #[tokio::test]
@@ -183,10 +220,11 @@ mod tests {
             InheritedSession::new(socket, portable, Beginning::default())
         };
         let lock = PortableLock { key: PortableKey::One(1), is_exclusive: true, count: 1 };
-        let mut gates = Vec::new();
-        gather(vec![session(vec![lock]), session(vec![]), session(vec![lock])], |mut session| {
-            gates.push(session.gate())
+        let gates = Mutex::default();
+        gather(vec![session(vec![lock]), session(vec![]), session(vec![lock])], &|mut session| {
+            Vec::push(&mut gates.lock(), session.gate());
         });
+        let mut gates = gates.into_inner();
         // Those that have locks come first.
         let (mut waiting, second_holder, mut holder) =
             (gates.pop().unwrap(), gates.pop().unwrap(), gates.pop().unwrap());
@@ -217,8 +255,8 @@ mod tests {
             session(5, b"", b""),
         ];
         std::io::Write::write_all(&mut clients[2], b"Q").unwrap();
-        let mut order = Vec::new();
-        gather(sessions, |session| order.push(session.portable.id));
-        assert_eq!(order, [2, 3, 4, 1, 5]);
+        let order = Mutex::default();
+        gather(sessions, &|session| Vec::push(&mut order.lock(), session.portable.id));
+        assert_eq!(order.into_inner(), [2, 3, 4, 1, 5]);
     }
 }

@@ -10,12 +10,15 @@ use crate::startup::Failure;
 use crate::succession::Beginning;
 use crate::wire::Wire;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_heap::{ClientAccount, Held};
 use tidepool_planner::{
     PortablePrepared, PortableSession, PortableStatement, ResultColumn, Session, TransactionStatus,
 };
+
+/// A connection whose client has asked for nothing for so long is idle.
+const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 impl Connection {
     /// Goes on with a session of another host. Of its client nothing is expected, and nothing is said to it.
@@ -88,7 +91,13 @@ impl Connection {
         portable.id = self.home_id().unwrap_or(portable.id);
         // Last of all, as the connection goes on another way from then on if it has TLS.
         (portable.input, portable.tls) = self.wire.write_down()?;
-        Some(self.completed(portable).to_bytes()).filter(|bytes| bytes.len() <= BYTES_MAX)
+        let mut portable = self.completed(portable);
+        let mut bytes = portable.to_bytes();
+        if bytes.len() > BYTES_MAX && portable.transaction.take().is_some() {
+            // The transaction is lost then, and not the connection.
+            bytes = portable.to_bytes();
+        }
+        Some(bytes).filter(|bytes| bytes.len() <= BYTES_MAX)
     }
 
     /// As `written`, but for the client's bytes. `ended`: as it is once its transaction is committed.
@@ -118,6 +127,9 @@ impl Connection {
         }
         let is_whole =
             self.session.is_whole_elsewhere() || (self.session.transaction_goes_over() && self.has_no_open_portals());
+        if stage == Stage::Asking && is_whole && self.is_idle() {
+            return self.stop_early().await;
+        }
         let stops = match (stage, &self.passenger) {
             (Stage::Nothing | Stage::Asking, _) | (_, None) => false,
             (Stage::Stopping, Some(passenger)) => is_whole || !passenger.has_time(),
@@ -136,6 +148,58 @@ impl Connection {
                 Outcome::Stays
             }
         };
+        self.went_over(outcome)
+    }
+
+    /// Its client has not asked for anything for a while.
+    fn is_idle(&self) -> bool {
+        self.wire.input.is_empty()
+            && self.idle_since.is_some_and(|since| since.elapsed() >= IDLE_AFTER)
+            && self.session.transaction_status() == TransactionStatus::Idle
+    }
+
+    /// Stops in its turn, while connections are only asked. Returns once its client asks for something, or something else is wanted of it.
+    async fn stop_early(&mut self) -> Result<(), Failure> {
+        let watched = self.shared.as_ref().and_then(SharedClient::watch);
+        let Connection { passenger: Some(passenger), phase, session, .. } = self else { return Ok(()) };
+        let Some(socket) = watched else {
+            passenger.is_between(true);
+            return Ok(());
+        };
+        let turn = passenger.turn();
+        tokio::select! {
+            biased;
+            _ = socket.readable() => return Ok(()),
+            _ = phase.changed() => {
+                phase.mark_changed();
+                return Ok(());
+            }
+            () = session.terminated() => return Ok(()),
+            _ = passenger.stage.changed() => {
+                passenger.stage.mark_changed();
+                return Ok(());
+            }
+            () = tokio::time::sleep(turn) => {}
+        }
+        let bytes = self.written();
+        let Connection { passenger: Some(passenger), phase, session, .. } = self else { return Ok(()) };
+        let Some(bytes) = bytes else {
+            passenger.is_between(true);
+            return Ok(());
+        };
+        let has_work = async {
+            tokio::select! {
+                _ = socket.readable() => {}
+                _ = phase.changed() => phase.mark_changed(),
+                () = session.terminated() => {}
+            }
+        };
+        let outcome = passenger.stop_early(bytes, has_work).await;
+        self.went_over(outcome)
+    }
+
+    /// `Ok`: it stays.
+    fn went_over(&mut self, outcome: Outcome) -> Result<(), Failure> {
         match outcome {
             Outcome::Stays => Ok(()),
             Outcome::Gone => {
