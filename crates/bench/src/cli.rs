@@ -31,9 +31,10 @@ pub struct BenchArgs {
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
     /// local cache. Or transactions by the embedded API: tpcc, and mot, TPC-C by what of it is far, with its log on a file
     /// or in memory, and single accesses. Or both: ch, the CH-benCHmark, TPC-C's transactions beside analytical queries over
-    /// the same tables. Or servers: failover, how soon clients of a killed host go on at another; and overload, one asked by
-    /// many connections for a multiple of the transactions that it can do. Or a pool: idle-compute, a second database wholly in
-    /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost; restart, TPC-H's tables with their keys after a kill. Or TPC-C and TPC-DS: expander, the study of
+    /// the same tables. Or servers: failover, how soon clients of a killed host go on at another; connections, what clients notice of an
+    /// upgrade, or of a kill beside a standby; and overload, one asked by many connections for a multiple of the transactions that it can do. Or a pool: idle-compute, a second database wholly in
+    /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost; restart, TPC-H's tables with their keys after a kill;
+    /// readers, what servers that read it give and cost. Or TPC-C and TPC-DS: expander, the study of
     /// memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
@@ -94,7 +95,7 @@ pub struct BenchArgs {
     /// ch: processors that queries run on, such as 1 or 2-3; terminals have the others [default: the last]
     #[arg(long)]
     pub analytics_cores: Option<String>,
-    /// Connections [default: overload: 1000; failover: 16]
+    /// Connections [default: overload: 1000; failover: 16; connections: 16, those that are busy]
     #[arg(long)]
     pub connections: Option<usize>,
     /// overload: transactions offered, as a multiple of the most that are done for few connections
@@ -117,6 +118,10 @@ pub struct BenchArgs {
     pub results: Option<PathBuf>,
     #[command(flatten)]
     pub failover: crate::failover::FailoverArgs,
+    #[command(flatten)]
+    pub connections_of: crate::connections::ConnectionsArgs,
+    #[command(flatten)]
+    pub readers: crate::readers::ReadersArgs,
     #[command(flatten)]
     pub idle: crate::idle::IdleArgs,
     #[command(flatten)]
@@ -182,9 +187,11 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
         "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
+        "connections" => return crate::connections::run_connections(&args).await,
         "failover" => return crate::failover::run_failover(&args).await,
         "idle-compute" => return crate::idle::run_idle(&args).await,
         "shared-peaks" => return crate::peaks::run_peaks(&args).await,
+        "readers" => return crate::readers::run_readers(&args).await,
         "restart" => return crate::restart::run_restart(&args).await,
         "pool" => return tokio::task::block_in_place(|| crate::pool::run_pool(&args)),
         "overload" => return crate::overload::run_overload(&args).await,

@@ -1,9 +1,15 @@
 //! A client that speaks as much of PostgreSQL's protocol as a load needs, and costs little: a thousand of them share the
 //! machine with the server that they measure.
 
+use std::path::Path;
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
 /// What came of a statement.
 #[derive(Clone, Debug)]
@@ -31,8 +37,30 @@ impl Default for Login {
     }
 }
 
+trait Io: AsyncRead + AsyncWrite + Unpin + Send + Sync {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + Sync> Io for T {}
+
+/// The name that a server's certificate is for, where clients ask for TLS.
+pub(crate) const TLS_NAME: &str = "localhost";
+
+/// Trusts one certificate, which is a server's own.
+pub(crate) fn tls(certificate: &Path) -> Result<TlsConnector> {
+    let wrong = |error: String| {
+        let message = format!("the certificate in \"{}\" cannot be used: {error}", certificate.display());
+        Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
+    };
+    let der = CertificateDer::from_pem_file(certificate).map_err(|error| wrong(error.to_string()))?;
+    let mut roots = RootCertStore::empty();
+    roots.add(der).map_err(|error| wrong(error.to_string()))?;
+    let provider = Arc::new(crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| wrong(error.to_string()))?.with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
 pub(crate) struct Client {
-    stream: TcpStream,
+    stream: Box<dyn Io>,
     /// What was read and not yet looked at, from `start` on.
     input: Vec<u8>,
     start: usize,
@@ -55,8 +83,25 @@ impl Client {
 
     /// Without a password. Also what the server says of itself then.
     pub async fn log_in(address: &str, login: &Login) -> Result<(Client, Answer)> {
-        let stream = TcpStream::connect(address).await.map_err(|error| lost(&error))?;
-        stream.set_nodelay(true).map_err(|error| lost(&error))?;
+        Client::log_in_over(address, login, None).await
+    }
+
+    /// As `log_in`, with TLS if there is a connector.
+    pub async fn log_in_over(address: &str, login: &Login, tls: Option<&TlsConnector>) -> Result<(Client, Answer)> {
+        let mut socket = TcpStream::connect(address).await.map_err(|error| lost(&error))?;
+        socket.set_nodelay(true).map_err(|error| lost(&error))?;
+        let stream: Box<dyn Io> = match tls {
+            None => Box::new(socket),
+            Some(tls) => {
+                let request = [8_u32.to_be_bytes(), 80_877_103_u32.to_be_bytes()].concat();
+                socket.write_all(&request).await.map_err(|error| lost(&error))?;
+                if socket.read_u8().await.map_err(|error| lost(&error))? != b'S' {
+                    return Err(Error::new(SqlState::PROTOCOL_VIOLATION, "the server does not support TLS"));
+                }
+                let name = ServerName::try_from(TLS_NAME).map_err(|error| Error::internal(error.to_string()))?;
+                Box::new(tls.connect(name, socket).await.map_err(|error| lost(&error))?)
+            }
+        };
         let mut client = Client { stream, input: Vec::new(), start: 0, output: Vec::new() };
         let mut body = 196_608_u32.to_be_bytes().to_vec();
         for text in ["user", &login.user, "database", &login.database, ""] {
@@ -121,6 +166,7 @@ impl Client {
     /// Sends what is to be sent and reads up to where the server is ready again.
     async fn answer(&mut self) -> Result<Answer> {
         self.stream.write_all(&self.output).await.map_err(|error| lost(&error))?;
+        self.stream.flush().await.map_err(|error| lost(&error))?;
         self.output.clear();
         let mut answer = Answer { error: None, values: Vec::new(), in_transaction: false, settings: Vec::new() };
         loop {

@@ -9,6 +9,7 @@
 pub mod ch;
 pub mod cli;
 pub mod compare;
+pub mod connections;
 pub mod disaggregation;
 pub mod engine;
 pub mod expander;
@@ -24,6 +25,7 @@ pub mod placement;
 pub mod pool;
 pub mod probe;
 pub mod progress;
+pub mod readers;
 pub mod report;
 pub mod result;
 pub mod run;

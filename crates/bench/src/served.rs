@@ -17,7 +17,8 @@ pub(crate) struct Served {
     pub pid: u32,
 }
 
-fn program() -> Result<PathBuf> {
+/// This one.
+pub(crate) fn program() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| Error::io("find this program", &error))
 }
 

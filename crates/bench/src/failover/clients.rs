@@ -52,7 +52,7 @@ pub(super) const TABLE: &str =
 /// When a host was ended, and when it was certain that it did nothing any more: an answer after that is another host's. `None` of hosts that others
 /// run, which end the connections of theirs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     pub at: Instant,
     pub over: Option<Instant>,
 }

@@ -39,7 +39,7 @@ pub(super) enum Cluster {
 
 /// What hosts of a pool are started with.
 #[derive(Debug)]
-pub(super) struct PoolSetup {
+pub(crate) struct PoolSetup {
     /// Of a pool that is there. `None`: one is made, in a file in shared memory.
     pub location: Option<String>,
     /// Of the one that is made.
@@ -56,7 +56,7 @@ pub(super) struct PoolSetup {
 
 /// This program as two hosts of a pool that it made.
 #[derive(Debug)]
-pub(super) struct PoolHosts {
+pub(crate) struct PoolHosts {
     program: PathBuf,
     pool: String,
     /// Of the pool, if it was made here.
@@ -98,6 +98,20 @@ async fn followers(address: &str, login: &Login) -> Option<i64> {
     let (mut client, _) = connecting.await.ok()?.ok()?;
     let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
     client.query(sql).await.ok()?.succeeded().ok()?.number(0).ok()
+}
+
+/// The address of the host that takes writes, once another follows it.
+async fn ready(addresses: &[String], login: &Login) -> Result<String> {
+    let end = Instant::now() + READY_TIMEOUT;
+    while Instant::now() < end {
+        for address in addresses {
+            if follows(address, login).await == Some(false) && followers(address, login).await > Some(0) {
+                return Ok(address.clone());
+            }
+        }
+        tokio::time::sleep(READY_PAUSE).await;
+    }
+    Err(no_host("takes writes and is followed"))
 }
 
 async fn shell(command: &str, host: &str) -> Result<()> {
@@ -204,7 +218,16 @@ impl PoolHosts {
         std::fs::remove_file(&socket).map_err(|error| Error::io(format!("remove \"{socket}\""), &error))
     }
 
-    async fn end(&mut self, address: &str) -> Result<Ended> {
+    pub fn addresses(&self) -> Vec<String> {
+        self.hosts.iter().map(|host| host.address.clone()).collect()
+    }
+
+    /// The address of the host that takes writes, once another follows it.
+    pub async fn ready(&self, login: &Login) -> Result<String> {
+        ready(&self.addresses(), login).await
+    }
+
+    pub async fn end(&mut self, address: &str) -> Result<Ended> {
         let signal = self.setup.signal;
         let host = self.hosts.iter_mut().find(|host| host.address == address);
         let host = host.ok_or_else(|| Error::internal(format!("no host is at {address}")))?;
@@ -233,7 +256,7 @@ impl PoolHosts {
     }
 
     /// Another host takes the place of what was ended.
-    async fn replace(&mut self, address: &str) -> Result<()> {
+    pub async fn replace(&mut self, address: &str) -> Result<()> {
         if let Some(place) = self.hosts.iter().position(|host| host.address == address) {
             let mut host = self.hosts.remove(place);
             host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
@@ -241,7 +264,7 @@ impl PoolHosts {
         self.start_host().await
     }
 
-    async fn stop(mut self) -> Result<()> {
+    pub async fn stop(mut self) -> Result<()> {
         for host in &mut self.hosts {
             host.process.kill().await.map_err(|error| Error::io("end a host", &error))?;
         }
@@ -277,23 +300,14 @@ impl OtherHosts {
 impl Cluster {
     pub fn addresses(&self) -> Vec<String> {
         match self {
-            Cluster::Pool(hosts) => hosts.hosts.iter().map(|host| host.address.clone()).collect(),
+            Cluster::Pool(hosts) => hosts.addresses(),
             Cluster::Others(hosts) => hosts.addresses.clone(),
         }
     }
 
     /// The address of the host that takes writes, once another follows it.
     pub async fn ready(&self, login: &Login) -> Result<String> {
-        let end = Instant::now() + READY_TIMEOUT;
-        while Instant::now() < end {
-            for address in self.addresses() {
-                if follows(&address, login).await == Some(false) && followers(&address, login).await > Some(0) {
-                    return Ok(address);
-                }
-            }
-            tokio::time::sleep(READY_PAUSE).await;
-        }
-        Err(no_host("takes writes and is followed"))
+        ready(&self.addresses(), login).await
     }
 
     /// When the host at an address was ended.
