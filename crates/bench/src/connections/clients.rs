@@ -152,8 +152,8 @@ impl Clients {
         for client in at_work {
             client.await.map_err(|error| Error::internal(format!("a client failed: {error}")))??;
         }
-        for client in idle {
-            match client.is_as_it_was().await {
+        for mut client in idle {
+            match client.has_what_it_had().await {
                 Ok(true) => {}
                 Ok(false) => _ = shared.wrong.fetch_add(1, Ordering::Relaxed),
                 Err(error) => {
@@ -185,7 +185,7 @@ impl Idle {
         if process != number as i64 + 1 {
             return Err(Error::internal("a prepared statement gave a wrong answer"));
         }
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             let sql =
                 "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT i FROM generate_series(1, 3) i; COMMIT; FETCH 1 FROM c";
             client.query(sql).await?.succeeded()?;
@@ -194,7 +194,7 @@ impl Idle {
         Ok(Idle { client, number, process })
     }
 
-    async fn is_as_it_was(mut self) -> Result<bool> {
+    async fn has_what_it_had(&mut self) -> Result<bool> {
         let name = self.client.query("SHOW application_name").await?.succeeded()?;
         let sum = self.client.execute("plus", &[1]).await?.succeeded()?.number(0)?;
         let process = self.client.query("SELECT pg_backend_pid()").await?.succeeded()?.number(0)?;
@@ -268,15 +268,14 @@ impl Shared {
         while !self.is_over() {
             let asked = Instant::now();
             match counting.client.execute("add", &[counting.row]).await {
-                Ok(answer) => match self.sum(answer) {
-                    Some(sum) => {
+                Ok(answer) => {
+                    // Otherwise it was not done, and is asked for again.
+                    if let Some(sum) = self.sum(answer) {
                         counting.count += 1;
                         self.check(&mut counting, sum);
                         self.acknowledged.fetch_add(1, Ordering::Relaxed);
                     }
-                    // It was not done, and is asked for again.
-                    None => {}
-                },
+                }
                 Err(error) => {
                     self.note(error.code().code());
                     counting = self.connect_again(number, &counting, 1).await?;

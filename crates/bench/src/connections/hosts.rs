@@ -45,7 +45,7 @@ impl HostsSetup {
 }
 
 pub(super) enum Hosts {
-    Upgraded(Upgraded),
+    Upgraded(Box<Upgraded>),
     Killed(PoolHosts),
 }
 
@@ -54,7 +54,7 @@ impl Hosts {
         // Servers that are started have it from this process.
         let connections = (setup.clients + FURTHER_CONNECTIONS).to_string();
         match setup.through {
-            Through::Upgrade => Ok(Hosts::Upgraded(Upgraded::start(setup, connections).await?)),
+            Through::Upgrade => Ok(Hosts::Upgraded(Box::new(Upgraded::start(setup, connections).await?))),
             Through::Kill => {
                 let settings = [setup.arguments(), vec!["--connections-max".to_owned(), connections]].concat();
                 let setup = PoolSetup {
