@@ -304,7 +304,9 @@ impl Connection {
                 let message = "terminating connection due to administrator command";
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }
+            let mut idle_from = None;
             if self.passenger.as_ref().is_some_and(Passenger::is_asked) {
+                idle_from = self.idle_from();
                 self.go_over().await?;
             }
             if let Some(message) = self.wire.message()? {
@@ -316,6 +318,12 @@ impl Connection {
             let unused = async {
                 match place_timeout {
                     Some(timeout) => tokio::time::sleep(timeout).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let becomes_idle = async {
+                match idle_from {
+                    Some(from) => tokio::time::sleep_until(from.into()).await,
                     None => std::future::pending().await,
                 }
             };
@@ -333,6 +341,7 @@ impl Connection {
                 filled = self.wire.fill() => filled?,
                 _ = self.phase.changed() => (),
                 () = asked(&mut self.passenger) => (),
+                () = becomes_idle => (),
                 () = self.session.terminated() => (),
                 () = unused => self.session.give_up_place(),
                 error = expired => return Err(error.into()),

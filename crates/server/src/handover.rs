@@ -26,12 +26,18 @@
 //! * At a planned change of primary, clients' connections go over ([`crate::passing`]): the sockets are there already, and the sessions come as
 //!   bytes, in pieces. A host that has all of a session goes on with it when it is primary, if the pool says that the pass is in force.
 
+mod inherited;
+mod message;
 mod standbys;
 
 use crate::incoming::{self, Positions, shut_down};
 use crate::kept::Keeper;
 use crate::passing::{Outcome, Passenger, Passing, Stopped, Written};
 use crate::succession::{self, Beginning, InheritedClient, InheritedSession, gather};
+use inherited::Inherited;
+use message::{
+    ASK, CANCEL, CLIENT, GONE, HAS, LET_GO, LISTENER, Message, PIECE, STATEMENT, Shared, SharedSocket, WANTED, YOURS,
+};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,7 +49,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, crash_point};
 use tidepool_database::{Database, HostRole, PassesSessions, StateMark};
-use tidepool_planner::{LookedAt, Planner, PortableSession, StatementInUse};
+use tidepool_planner::{LookedAt, Planner, StatementInUse};
 use tidepool_pool::control::{Arrival, ControlConnection, ControlListener};
 use tidepool_pool::liveness::is_lock_held;
 use tidepool_pool::pool::HostView;
@@ -116,83 +122,6 @@ pub(crate) enum Taken {
     },
 }
 
-type Shared = Arc<OwnedFd>;
-
-/// A client's socket, and what is kept of its connection.
-#[derive(Clone)]
-struct SharedSocket {
-    socket: Shared,
-    keeper: Option<Arc<Keeper>>,
-}
-
-/// What goes to a standby.
-#[derive(Clone)]
-enum Message {
-    Listener(ListenerKind, String, Shared),
-    Client(u64, SharedSocket),
-    Gone(u64),
-    /// The host that the address belongs to has it now.
-    LetGo(String),
-    Statement(StatementInUse),
-    /// Of a pass and a client, some of its session.
-    Piece {
-        pass: u64,
-        number: u64,
-        is_last: bool,
-        bytes: Arc<[u8]>,
-    },
-    /// Asks of a pass how many sessions the standby has whole.
-    Ask {
-        pass: u64,
-        answer: SyncSender<u64>,
-    },
-}
-
-const LISTENER: u8 = b'L';
-const CLIENT: u8 = b'C';
-const GONE: u8 = b'G';
-const LET_GO: u8 = b'U';
-const STATEMENT: u8 = b'S';
-const PIECE: u8 = b'P';
-const ASK: u8 = b'A';
-/// From a standby: it was given this address, and wants it.
-const WANTED: u8 = b'W';
-/// The answer: it has it.
-const YOURS: u8 = b'Y';
-/// From a standby, the answer to `ASK`.
-const HAS: u8 = b'H';
-/// From a standby: a request to cancel.
-const CANCEL: u8 = b'X';
-
-impl Message {
-    fn send(&self, connection: &ControlConnection) -> Result<()> {
-        match self {
-            Message::Listener(kind, address, socket) => {
-                let kind = match kind {
-                    ListenerKind::Tcp => b't',
-                    ListenerKind::Local => b'l',
-                };
-                connection.send(&[&[LISTENER, kind], address.as_bytes()].concat(), &[socket.as_fd()])
-            }
-            Message::Client(number, SharedSocket { socket, keeper }) => {
-                let mut descriptors = vec![socket.as_fd()];
-                descriptors.extend(keeper.iter().map(|keeper| keeper.file().as_fd()));
-                connection.send(&[&[CLIENT][..], &number.to_le_bytes()].concat(), &descriptors)
-            }
-            Message::Gone(number) => connection.send(&[&[GONE][..], &number.to_le_bytes()].concat(), &[]),
-            Message::LetGo(address) => connection.send(&[&[LET_GO], address.as_bytes()].concat(), &[]),
-            Message::Statement(statement) => {
-                connection.send(&[&[STATEMENT], statement.to_bytes().as_slice()].concat(), &[])
-            }
-            Message::Piece { pass, number, is_last, bytes } => {
-                let (pass, number) = (pass.to_le_bytes(), number.to_le_bytes());
-                connection.send(&[&[PIECE][..], &pass, &number, &[u8::from(*is_last)], bytes].concat(), &[])
-            }
-            Message::Ask { pass, .. } => connection.send(&[&[ASK][..], &pass.to_le_bytes()].concat(), &[]),
-        }
-    }
-}
-
 /// Of a host that serves clients: what it shares.
 #[derive(Default)]
 struct Own {
@@ -242,35 +171,6 @@ impl Own {
             self.listeners.retain(|(_, known, _)| *known != address);
         }
     }
-}
-
-/// Of a client of the primary, as it came so far.
-struct Piecewise {
-    pass: u64,
-    bytes: Zeroizing<Vec<u8>>,
-    /// What has come can be read as a session, of which nobody has said that it counts: it may go on at the primary yet.
-    draft: Option<PortableSession>,
-    /// Once it has all come.
-    session: Option<Result<PortableSession>>,
-}
-
-/// Of a host that follows: what its primary shared.
-#[derive(Default)]
-struct Inherited {
-    clients: HashMap<u64, InheritedClient>,
-    /// Of some of these.
-    sessions: HashMap<u64, Piecewise>,
-    listeners: Vec<InheritedListener>,
-    /// This host takes over: whatever comes still is for it.
-    takes_over: bool,
-    /// It has, and accepts.
-    has_taken_over: bool,
-    /// Addresses that this host was given, and at which its primary listens.
-    wanted: Vec<String>,
-    /// Where the primary listens by its configuration, if it runs beside this host.
-    of_primary: Option<String>,
-    /// To the primary.
-    connection: Option<Arc<ControlConnection>>,
 }
 
 pub(crate) struct Handover {
@@ -560,7 +460,7 @@ impl Handover {
             HostRole::Following => {
                 if std::mem::take(&mut inherited.takes_over) {
                     inherited.sessions.clear();
-                    end_clients(&mut inherited);
+                    inherited.end_clients();
                     // That one goes on with them.
                     inherited.clients.clear();
                 }
@@ -627,7 +527,7 @@ impl Handover {
         loop {
             self.attend_primaries();
             while self.database.wait_role(HostRole::TakingOver, TAKE_OVER_WAIT) == HostRole::TakingOver {
-                end_clients(&mut self.inherited.lock());
+                self.inherited.lock().end_clients();
             }
             if self.is_stopped() || self.database.role() != HostRole::Following {
                 return;
@@ -689,7 +589,7 @@ impl Handover {
                 Ok(Arrival::Nothing) if !self.is_stopped() => {
                     // From a primary that was stopped, and for longer than a take-over takes.
                     if self.database.role() == HostRole::TakingOver {
-                        end_clients(&mut self.inherited.lock());
+                        self.inherited.lock().end_clients();
                     }
                 }
                 Ok(Arrival::Nothing | Arrival::End) | Err(_) => return,
@@ -776,7 +676,7 @@ impl Handover {
             inherited.listeners.clear();
             return;
         }
-        end_clients(&mut inherited);
+        inherited.end_clients();
         tracing::info!("{primary} has ended: {} clients of it are kept", inherited.clients.len());
         // Its listeners are for whoever takes over. That may be another host, which has them, too: then these are let go of when
         // this host has that one's.
@@ -801,7 +701,7 @@ impl Handover {
             if has_successor {
                 // Which goes on with those that it can.
                 inherited.sessions.clear();
-                end_clients(&mut inherited);
+                inherited.end_clients();
                 inherited.clients.clear();
             }
             inherited.end_all();
@@ -829,7 +729,7 @@ impl Handover {
         let (taken, coming) = (self.taken.clone(), self.coming.clone());
         let hand_on = move |session| hand_on(&taken, &coming, session);
         gather(passed, &hand_on);
-        end_clients(inherited);
+        inherited.end_clients();
         let kept: Vec<InheritedClient> = inherited.clients.drain().map(|(_, client)| client).collect();
         if in_force.is_some() {
             // It lives, and has said so to those that did not go over.
@@ -962,52 +862,12 @@ fn put_all(queue: &SyncSender<Message>, pass: u64, sessions: Written, counts: bo
     Ok(())
 }
 
-impl Inherited {
-    /// Of a database that nobody has taken over.
-    fn end_all(&mut self) {
-        self.sessions.clear();
-        self.clients.drain().for_each(|(_, client)| shut_down(&client.socket));
-    }
-
-    /// Some of a session. What does not fit to what came before is of another pass, and begins anew. The last piece has nothing in it where
-    /// the session came before it was certain that it goes over.
-    fn take_piece(&mut self, bytes: &[u8]) {
-        let Some((pass, rest)) = bytes.split_first_chunk::<8>() else { return };
-        let Some((number, rest)) = rest.split_first_chunk::<8>() else { return };
-        let Some((is_last, piece)) = rest.split_first() else { return };
-        let (pass, number) = (u64::from_le_bytes(*pass), u64::from_le_bytes(*number));
-        let new = || Piecewise { pass, bytes: Zeroizing::default(), draft: None, session: None };
-        let session = self.sessions.entry(number).or_insert_with(new);
-        if session.pass != pass || session.session.is_some() {
-            *session = new();
-        }
-        if !piece.is_empty() {
-            session.bytes.extend_from_slice(piece);
-            // Read now, if this is all: clients wait when this host takes over.
-            session.draft = PortableSession::from_bytes(&session.bytes).ok();
-        }
-        if *is_last == 1 {
-            let bytes = std::mem::take(&mut session.bytes);
-            let read = session.draft.take().map_or_else(|| PortableSession::from_bytes(&bytes), Ok);
-            session.session = Some(read);
-        }
-    }
-}
-
 /// Where the primary listens by its configuration, if it is another host that has the same network, as far as the pool tells.
 fn address_beside(hosts: &[HostView], reign: &Reign, own: Host) -> Option<String> {
     let text_of = |is_it: &dyn Fn(Host) -> bool| hosts.iter().find(|view| is_it(view.host))?.text.as_ref();
     let (own, primary) = (text_of(&|host| host == own)?, text_of(&|host| host != own && reign.is_of(host))?);
     let is_beside = own.boot_id == primary.boot_id && own.process_namespace == primary.process_namespace;
     is_beside.then(|| primary.address.clone())
-}
-
-/// But for those that this host may go on with.
-fn end_clients(inherited: &mut Inherited) {
-    let Inherited { clients, sessions, .. } = inherited;
-    let is_passed = |number: &u64| sessions.get(number).is_some_and(|session| session.session.is_some());
-    let ends = |number: &u64, client: &mut InheritedClient| client.pages.is_none() && !is_passed(number);
-    clients.extract_if(ends).for_each(|(_, client)| shut_down(&client.socket));
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

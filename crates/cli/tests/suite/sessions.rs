@@ -577,6 +577,57 @@ async fn transactions_that_are_open_go_on() {
     }
 }
 
+/// Sessions of clients that ask for nothing are passed on before others are stopped, and go on when they ask for something.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_sessions_go_on_while_others_have_time_to_end() {
+    const ASKED: i32 = 12;
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "100s");
+    let encryption = Encryption::new(&cluster, &config);
+    let hosts = [start(&cluster, "h1", "primary", &config, None), start(&cluster, "h2", "standby", &config, None)];
+    let [first, second] = &hosts;
+    set_up(&first.url).await;
+    let mut clients = Vec::new();
+    for number in 0..6 {
+        clients.push(match number % 2 {
+            0 => connect(&first.url).await,
+            _ => encryption.connect(&first.url, number).await,
+        });
+    }
+    let reading = connect(&first.url).await;
+    reading.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM accounts").await.unwrap();
+    let asking = async {
+        // Each for longer than an idle session is left alone, so that it is passed on in between, and once more.
+        for asked in 1..=ASKED {
+            for (number, client) in clients.iter().enumerate().filter(|(number, _)| *number > 1) {
+                let sql = format!(
+                    "SET app.asked = '{asked}'; UPDATE accounts SET balance = {asked} WHERE id = {}",
+                    number - 1
+                );
+                client.batch_execute(&sql).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(70)).await;
+        }
+        reading.batch_execute("COMMIT").await.unwrap();
+    };
+    tokio::join!(switch_over(&first.url, "h2"), asking);
+    for (number, client) in clients.iter().enumerate() {
+        assert_eq!(one(client, "SELECT pg_is_in_recovery()").await, "f");
+        if number > 1 {
+            assert_eq!(one(client, "SHOW app.asked").await, ASKED.to_string());
+            let balance = format!("SELECT balance FROM accounts WHERE id = {}", number - 1);
+            assert_eq!(one(client, &balance).await, ASKED.to_string());
+        }
+    }
+    assert_eq!(one(&connect(&second.url).await, "SELECT pg_is_in_recovery()").await, "f");
+    for (is_first, host) in [true, false].into_iter().zip(hosts) {
+        host.signal(libc::SIGTERM);
+        let (_, log) = host.wait();
+        assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");
+        assert!(!is_first || log.contains("early=") && !log.contains("early=0"), "{log}");
+    }
+}
+
 /// Ends one of the two hosts at a point of a switch-over: clients go on at the other, or their connections end, and no answer is lost
 /// or given twice. How many of them went on.
 async fn with_a_death(point: &str, of_first: bool) -> usize {

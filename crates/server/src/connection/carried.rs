@@ -151,6 +151,11 @@ impl Connection {
         self.went_over(outcome)
     }
 
+    /// When it will have been the client's turn for a while, if it has not yet.
+    pub(super) fn idle_from(&self) -> Option<Instant> {
+        self.idle_since.map(|since| since + IDLE_AFTER).filter(|from| *from > Instant::now())
+    }
+
     /// Its client has not asked for anything for a while.
     fn is_idle(&self) -> bool {
         self.wire.input.is_empty()
