@@ -15,6 +15,9 @@ const WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(2);
 const RETRY: Duration = Duration::from_millis(20);
 
+/// Every so many idle clients there is one with a cursor: an open one has a query heap, of which a server has a few hundred.
+const CURSOR_EVERY: usize = 10;
+
 /// The longest that a transaction is open between two statements, in milliseconds.
 const OPEN_MS: u64 = 100;
 
@@ -176,7 +179,7 @@ impl Clients {
 }
 
 impl Idle {
-    /// Has a setting, a prepared statement, and every third one a cursor.
+    /// Has a setting, a prepared statement, and some a cursor.
     async fn connect(address: &str, number: usize, tls: Option<&TlsConnector>) -> Result<Idle> {
         let (mut client, _) = Client::log_in_over(address, &Login::default(), tls).await?;
         client.query(&format!("SET application_name = 'idle {number}'")).await?.succeeded()?;
@@ -185,7 +188,7 @@ impl Idle {
         if process != number as i64 + 1 {
             return Err(Error::internal("a prepared statement gave a wrong answer"));
         }
-        if number.is_multiple_of(3) {
+        if number.is_multiple_of(CURSOR_EVERY) {
             let sql =
                 "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT i FROM generate_series(1, 3) i; COMMIT; FETCH 1 FROM c";
             client.query(sql).await?.succeeded()?;
@@ -198,9 +201,9 @@ impl Idle {
         let name = self.client.query("SHOW application_name").await?.succeeded()?;
         let sum = self.client.execute("plus", &[1]).await?.succeeded()?.number(0)?;
         let process = self.client.query("SELECT pg_backend_pid()").await?.succeeded()?.number(0)?;
-        let row = match self.number % 3 {
-            0 => self.client.query("FETCH 1 FROM c").await?.succeeded()?.number(0)?,
-            _ => 2,
+        let row = match self.number.is_multiple_of(CURSOR_EVERY) {
+            true => self.client.query("FETCH 1 FROM c").await?.succeeded()?.number(0)?,
+            false => 2,
         };
         let is_named = name.values.first() == Some(&Some(format!("idle {}", self.number)));
         Ok(is_named && sum == self.number as i64 + 1 && process == self.process && row == 2)

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidepool_base::{Error, Result};
 use tokio::task::JoinHandle;
 
@@ -17,8 +17,8 @@ const FETCHES: u64 = 200;
 /// Rows with a time that clients update, and more rows, of which they update one at a time, too.
 pub(super) async fn make_table(client: &mut Client) -> Result<()> {
     for sql in [
-        "CREATE TABLE ticks (id INT PRIMARY KEY, at TIMESTAMPTZ NOT NULL, n BIGINT NOT NULL)".to_owned(),
-        format!("INSERT INTO ticks SELECT i, now(), 0 FROM generate_series(1, {CLIENTS}) i"),
+        "CREATE TABLE ticks (id INT PRIMARY KEY, at BIGINT NOT NULL)".to_owned(),
+        format!("INSERT INTO ticks SELECT i, 0 FROM generate_series(1, {CLIENTS}) i"),
         "CREATE TABLE scanned (id INT PRIMARY KEY, n BIGINT NOT NULL)".to_owned(),
         format!("INSERT INTO scanned SELECT i, 1 FROM generate_series(1, {SCANNED_ROWS}) i"),
     ] {
@@ -40,7 +40,7 @@ impl Updates {
         let mut clients = Vec::new();
         for number in 1..=CLIENTS {
             let mut client = Client::connect(address).await?;
-            client.prepare("tick", "UPDATE ticks SET at = clock_timestamp(), n = n + 1 WHERE id = $1").await?;
+            client.prepare("tick", "UPDATE ticks SET at = $2 WHERE id = $1").await?;
             client.prepare("change", "UPDATE scanned SET n = n + 1 WHERE id = $1").await?;
             let (is_over, done) = (is_over.clone(), done.clone());
             let interval = Duration::from_secs(1) * CLIENTS / rate;
@@ -72,32 +72,41 @@ async fn update(
     done: &AtomicU64,
 ) -> Result<()> {
     let mut random = crate::random::Random::new(number.into());
+    let mut is_tick = false;
     let mut next = Instant::now() + interval.mul_f64(f64::from(number) / f64::from(CLIENTS));
     while !is_over.load(Ordering::Relaxed) {
         tokio::time::sleep_until(next.into()).await;
         // Those of a moment in which the processors were others' are made up for.
-        while next <= Instant::now() {
+        while next <= Instant::now() && !is_over.load(Ordering::Relaxed) {
             next += interval;
-            let (statement, row) = match done.fetch_add(1, Ordering::Relaxed) % 2 {
-                0 => ("tick", i64::from(number)),
-                _ => {
-                    let of_own = random.below(SCANNED_ROWS / u64::from(CLIENTS)) as i64;
-                    ("change", of_own * i64::from(CLIENTS) + i64::from(number))
-                }
+            is_tick = !is_tick;
+            let answer = if is_tick {
+                client.execute("tick", &[i64::from(number), now_us()]).await?
+            } else {
+                let of_own = random.below(SCANNED_ROWS / u64::from(CLIENTS)) as i64;
+                client.execute("change", &[of_own * i64::from(CLIENTS) + i64::from(number)]).await?
             };
-            client.execute(statement, &[row]).await?.succeeded()?;
+            answer.succeeded()?;
+            done.fetch_add(1, Ordering::Relaxed);
         }
     }
     Ok(())
 }
 
-/// How old the last update is that a host shows, in microseconds, looked at for so long.
+/// Since 1970, in microseconds.
+fn now_us() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
+}
+
+/// How old the last update is that a host shows, when it is asked, in microseconds; looked at for so long. The time of an update is the one
+/// at which its client sent it.
 pub(super) async fn ages(address: &str, time: Duration) -> Result<Vec<f64>> {
     let mut client = Client::connect(address).await?;
     let (end, mut ages) = (Instant::now() + time, Vec::new());
     while Instant::now() < end {
-        let sql = "SELECT (extract(epoch FROM clock_timestamp() - max(at)) * 1000000)::bigint FROM ticks";
-        ages.push(client.query(sql).await?.succeeded()?.number(0)? as f64);
+        let asked = now_us();
+        let last = client.query("SELECT max(at) FROM ticks").await?.succeeded()?.number(0)?;
+        ages.push((asked - last).max(0) as f64);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(ages)
