@@ -139,6 +139,23 @@ impl MadePool {
 
 impl Drop for MadePool {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        // What is left is in nobody's way.
+        let _ = remove_with_sockets(&self.path);
     }
+}
+
+/// Removes a pool's file, and beside it the control sockets of hosts that were killed.
+pub(crate) fn remove_with_sockets(file: &Path) -> Result<()> {
+    let failed = |error| Error::io(format!("remove \"{}\"", file.display()), &error);
+    let (Some(folder), Some(name)) = (file.parent(), file.file_name().and_then(|name| name.to_str())) else {
+        return Ok(());
+    };
+    let sockets = format!("{name}.");
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().to_string_lossy().starts_with(&sockets) {
+            std::fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    std::fs::remove_file(file).map_err(failed)
 }

@@ -2,7 +2,8 @@
 
 use super::clients::Ended;
 use crate::client::{Client, Login};
-use std::path::{Path, PathBuf};
+use crate::served::remove_with_sockets;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
@@ -273,22 +274,6 @@ impl PoolHosts {
             None => Ok(()),
         }
     }
-}
-
-/// Removes a pool's file, and beside it the control sockets of hosts that were killed.
-fn remove_with_sockets(file: &Path) -> Result<()> {
-    let failed = |error| Error::io(format!("remove \"{}\"", file.display()), &error);
-    let (Some(folder), Some(name)) = (file.parent(), file.file_name().and_then(|name| name.to_str())) else {
-        return Ok(());
-    };
-    let sockets = format!("{name}.");
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_name().to_string_lossy().starts_with(&sockets) {
-            std::fs::remove_file(entry.path()).map_err(failed)?;
-        }
-    }
-    std::fs::remove_file(file).map_err(failed)
 }
 
 impl OtherHosts {
