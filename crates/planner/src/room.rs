@@ -67,7 +67,7 @@ impl Planner {
             return Ok(None);
         }
         let counts = Counts::of(text);
-        if text.len() < LONG_TEXT_BYTES && counts.queries + counts.relations <= FEW_RELATIONS {
+        if text.len() < LONG_TEXT_BYTES && counts.relations.count() <= FEW_RELATIONS {
             return Ok(None);
         }
         let bytes = bytes_wanted(text, &counts);
@@ -171,11 +171,7 @@ fn bytes_wanted(text: &str, counts: &Counts) -> u64 {
         false => counts.tokens * TOKEN_BYTES,
     };
     let of_text = text.len() as u64 * TEXT_COPIES + counts.quoted_bytes * QUOTED_COPIES;
-    let of_relations = counts.queries * QUERY_BYTES
-        + counts.relations * RELATION_BYTES
-        + counts.relations_squared * RELATIONS_SQUARED_BYTES;
-    // Statements of a text are planned one after the other.
-    of_tokens + of_text + of_relations / (counts.statements + 1) + counts.statements * STATEMENT_BYTES
+    of_tokens + of_text + counts.relations.bytes() + counts.statements * STATEMENT_BYTES
 }
 
 /// What a text consists of, about.
@@ -188,11 +184,18 @@ struct Counts {
     quoted_bytes: u64,
     /// Semicolons.
     statements: u64,
+    /// Of the statement that has most: they are planned one after the other.
+    relations: Relations,
+}
+
+/// What a statement reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Relations {
     /// Words `SELECT`.
     queries: u64,
     /// Words `JOIN`, and commas behind `FROM`; and of each `FROM` the square of how many it has.
-    relations: u64,
-    relations_squared: u64,
+    joined: u64,
+    joined_squared: u64,
 }
 
 /// Words behind which commas are no longer between relations.
@@ -202,13 +205,21 @@ const CLAUSES: [&str; 11] =
 /// Where a text is, as far as relations go: for each open parenthesis, and outside of them, the relations that were joined since its `FROM`.
 struct Clauses(Vec<Option<u64>>);
 
-impl Counts {
+impl Relations {
+    fn count(self) -> u64 {
+        self.queries + self.joined
+    }
+
+    fn bytes(self) -> u64 {
+        self.queries * QUERY_BYTES + self.joined * RELATION_BYTES + self.joined_squared * RELATIONS_SQUARED_BYTES
+    }
+
     /// A clause ends, or another one begins.
     fn begin_clause(&mut self, clauses: &mut Clauses, is_from: bool) {
         if let Some(last) = clauses.0.last_mut() {
             let relations = last.take().unwrap_or(0);
-            self.relations += relations;
-            self.relations_squared += relations * relations;
+            self.joined += relations;
+            self.joined_squared += relations * relations;
             *last = is_from.then_some(0);
         }
     }
@@ -221,16 +232,10 @@ impl Counts {
         if is("from") {
             self.begin_clause(clauses, true);
         } else if is("join") {
-            self.joined(clauses);
+            join_one_more(clauses);
         } else if CLAUSES.iter().any(|clause| is(clause)) {
             self.begin_clause(clauses, false);
             self.queries += u64::from(is("select"));
-        }
-    }
-
-    fn joined(&self, clauses: &mut Clauses) {
-        if let Some(Some(relations)) = clauses.0.last_mut() {
-            *relations += 1;
         }
     }
 
@@ -243,22 +248,40 @@ impl Counts {
                 self.begin_clause(clauses, false);
                 clauses.0.pop();
             }
-            b',' => self.joined(clauses),
+            b',' => join_one_more(clauses),
             _ => {}
         }
     }
 }
 
+fn join_one_more(clauses: &mut Clauses) {
+    if let Some(Some(relations)) = clauses.0.last_mut() {
+        *relations += 1;
+    }
+}
+
 impl Counts {
+    /// A statement ends, with what it reads.
+    fn end_statement(&mut self, mut relations: Relations, mut clauses: Clauses) {
+        // Also of parentheses that nobody closed.
+        while !clauses.0.is_empty() {
+            relations.begin_clause(&mut clauses, false);
+            clauses.0.pop();
+        }
+        if relations.bytes() > self.relations.bytes() {
+            self.relations = relations;
+        }
+    }
+
     fn of(text: &str) -> Counts {
         let mut counts = Counts::default();
         let (mut in_word, mut after_operand, mut quote) = (false, false, None);
-        let (mut clauses, mut word) = (Clauses(vec![None]), 0);
+        let (mut relations, mut clauses, mut word) = (Relations::default(), Clauses(vec![None]), 0);
         for (place, byte) in text.bytes().enumerate() {
             let goes_on =
                 quote.is_none() && matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | 128..);
             if in_word && !goes_on {
-                counts.word(&mut clauses, &text[word..place]);
+                relations.word(&mut clauses, &text[word..place]);
             }
             match (quote, byte) {
                 (Some(open), _) => {
@@ -284,7 +307,11 @@ impl Counts {
                 (None, _) => {
                     counts.tokens += 1;
                     counts.statements += u64::from(byte == b';');
-                    counts.character(&mut clauses, byte);
+                    relations.character(&mut clauses, byte);
+                    if byte == b';' {
+                        let ended = std::mem::replace(&mut clauses, Clauses(vec![None]));
+                        counts.end_statement(std::mem::take(&mut relations), ended);
+                    }
                     let is_operator = match byte {
                         b',' | b';' | b')' => false,
                         b'(' => in_word,
@@ -296,13 +323,9 @@ impl Counts {
             }
         }
         if in_word {
-            counts.word(&mut clauses, &text[word..]);
+            relations.word(&mut clauses, &text[word..]);
         }
-        // Also of parentheses that nobody closed.
-        while !clauses.0.is_empty() {
-            counts.begin_clause(&mut clauses, false);
-            clauses.0.pop();
-        }
+        counts.end_statement(relations, clauses);
         counts
     }
 }
@@ -330,16 +353,15 @@ mod tests {
 
     #[test]
     fn relations_are_counted_by_the_clause_that_joins_them() {
-        for (text, queries, relations, relations_squared) in [
+        for (text, queries, joined, joined_squared) in [
             ("select 1", 1, 0, 0),
             ("select a,b from t,u,v where f(1,2),3", 1, 2, 4),
             ("SELECT 1 FROM t Join(select 'join, join',1,2 from a, b)x on 1, y union select 2,3)),(from a,b", 3, 4, 6),
             ("delete from", 0, 0, 0),
+            ("select 1; select 1 from a, (select 2 from b, c;;; select 3", 2, 2, 2),
             ("selected.from, from_t", 0, 0, 0),
         ] {
-            let counted = Counts::of(text);
-            let counts = (counted.queries, counted.relations, counted.relations_squared);
-            assert_eq!(counts, (queries, relations, relations_squared), "{text}");
+            assert_eq!(Counts::of(text).relations, Relations { queries, joined, joined_squared }, "{text}");
         }
     }
 

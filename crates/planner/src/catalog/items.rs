@@ -39,7 +39,9 @@ impl<T> Items<T> {
     /// Of items that are there already, or are made one by one.
     pub fn of(items: impl Iterator<Item = Result<T>>) -> Result<Vec<T>> {
         let mut list = Items::default();
-        items.into_iter().try_for_each(|item| list.push(item?))?;
+        for item in items {
+            list.push(item?)?;
+        }
         Ok(list.0)
     }
 

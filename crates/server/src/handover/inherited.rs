@@ -1,6 +1,6 @@
 //! What a host that follows has of its primary's connections.
 
-use super::InheritedListener;
+use super::{InheritedListener, PIECE_BYTES};
 use crate::incoming::shut_down;
 use crate::succession::InheritedClient;
 use std::collections::HashMap;
@@ -60,8 +60,9 @@ impl Inherited {
         }
         if !piece.is_empty() {
             session.bytes.extend_from_slice(piece);
-            // Read now, if this is all: clients wait when this host takes over.
-            session.draft = PortableSession::from_bytes(&session.bytes).ok();
+            // Read now, if this is all: clients wait when this host takes over. A full piece is followed by another, as a rule.
+            let may_be_all = piece.len() < PIECE_BYTES;
+            session.draft = may_be_all.then(|| PortableSession::from_bytes(&session.bytes).ok()).flatten();
         }
         if *is_last == 1 {
             let bytes = std::mem::take(&mut session.bytes);
