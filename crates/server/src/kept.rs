@@ -59,7 +59,7 @@ const HEADER_BYTES: usize = 4096;
 /// What a client asked since its connection settled.
 const JOURNAL_BYTES: usize = 16 << 10;
 const ANSWER_BYTES: usize = 16 << 10;
-const SESSION_BYTES: usize = 256 << 10;
+pub(crate) const SESSION_BYTES: usize = 256 << 10;
 
 /// Of each generation, by whether its number is even. A third answer is that of a commit, and a third session that of the one in force while
 /// a commit and the next generation have theirs.

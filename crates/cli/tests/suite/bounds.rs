@@ -107,6 +107,11 @@ async fn what_a_session_keeps_is_bounded() {
     assert_eq!(code(&error), "53200", "{error:?}");
     client.batch_execute("ROLLBACK").await.unwrap();
 
+    // Those that are held have no query heap, of which there are some hundreds.
+    let error = refused(&client, 100_000, |n| format!("DECLARE c{n} CURSOR WITH HOLD FOR SELECT 1")).await;
+    assert_eq!(code(&error), "53200", "{error:?}");
+    client.batch_execute("FETCH 1 FROM c900; CLOSE ALL").await.unwrap();
+
     let value = "x".repeat(900_000);
     client.batch_execute("BEGIN").await.unwrap();
     let error = refused(&client, 1_000, |n| format!("SAVEPOINT s; SET a.b TO '{n}{value}'")).await;

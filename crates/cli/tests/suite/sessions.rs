@@ -126,6 +126,8 @@ impl Rich {
             .await
             .unwrap();
         client.batch_execute("SELECT nextval('counted'), nextval('ahead'), nextval('counted')").await.unwrap();
+        let held = "BEGIN; DECLARE held CURSOR WITH HOLD FOR SELECT i FROM generate_series(1, 1000) AS g(i); COMMIT";
+        client.batch_execute(held).await.unwrap();
         let insert = client.prepare("INSERT INTO t VALUES ($1, $2)").await.unwrap();
         let select = client.prepare("SELECT count(*) FROM t WHERE name = $1").await.unwrap();
         let process_id = one(&client, "SELECT pg_backend_pid()").await;
@@ -149,6 +151,7 @@ impl Rich {
         self.client.execute(&self.insert, &[&(self.number * 1000 + round), &name]).await.unwrap();
         let count: i64 = self.client.query_one(&self.select, &[&name]).await.unwrap().get(0);
         assert_eq!(count, i64::from(round) + 1);
+        assert_eq!(one(&self.client, "FETCH 1 FROM held").await, (round + 1).to_string());
         // Once more than it was locked, the lock is not its.
         let (number, held) = (self.number, format!("SELECT pg_try_advisory_lock({})", self.number));
         assert_eq!(one(&self.client, &held).await, "t");

@@ -39,6 +39,12 @@ pub(super) struct Cursor {
 
 /// What a cursor takes beside its rows: its plan, its heap, and what carries its batches.
 const CURSOR_BYTES: u64 = 64 << 10;
+/// As [`CURSOR_BYTES`], of one that has its rows by itself.
+const SETTLED_BYTES: u64 = 4 << 10;
+
+/// What of a cursor's rows is kept by itself once its transaction is committed. A cursor with more reads on as it is fetched, and has a heap and a
+/// snapshot until then.
+const HELD_BYTES_MAX: usize = 4 << 20;
 
 /// Where a cursor is, for `WHERE CURRENT OF`.
 #[derive(Clone)]
@@ -86,6 +92,31 @@ impl Place {
 }
 
 impl Cursor {
+    /// What the rows that were read take in another process, about.
+    fn bytes(&self) -> usize {
+        let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
+        self.rest.iter().flat_map(RecordBatch::columns).map(column).fold(0, usize::saturating_add)
+    }
+
+    /// Reads what it has left until that is more than `bytes_max`. The error of its query: it has what came before that, and the error behind it.
+    async fn settle(&mut self, bytes_max: usize) -> Result<()> {
+        let mut bytes: usize = self.rest.iter().map(RecordBatch::get_array_memory_size).sum();
+        while !self.is_settled && bytes <= bytes_max {
+            match self.batches.get_mut().next().await {
+                Some(Ok(batch)) => {
+                    bytes += batch.get_array_memory_size();
+                    self.rest.push_back(batch);
+                }
+                Some(Err(error)) => {
+                    self.batches = Mutex::new(Box::pin(futures::stream::iter([Err(error.clone())])));
+                    return Err(error);
+                }
+                None => self.is_settled = true,
+            }
+        }
+        Ok(())
+    }
+
     /// `None` while it has rows that are not read. `has_ids`: with the ids of rows that it can be at.
     fn to_portable(&self, has_ids: bool) -> Result<Option<PortableCursor>> {
         if !self.is_settled {
@@ -182,6 +213,10 @@ impl Session {
         let (batches, rest) = (Mutex::new(batches), VecDeque::new());
         let cursor = Cursor { columns, batches, rest, is_settled: false, hold, number, place, _held: held };
         self.cursors.insert(name.to_owned(), cursor);
+        // Its transaction was the statement.
+        if self.block.is_none() {
+            self.keep_held_cursors().await.inspect_err(|_| drop(self.cursors.remove(name)))?;
+        }
         Ok(Outcome::command("DECLARE CURSOR"))
     }
 
@@ -265,29 +300,39 @@ impl Session {
     /// Reads what cursors have left, so that they can go over to another process: at most `bytes_max` of each.
     pub async fn settle_cursors(&mut self, bytes_max: usize) {
         for cursor in self.cursors.values_mut() {
-            let mut bytes: usize = cursor.rest.iter().map(RecordBatch::get_array_memory_size).sum();
-            while !cursor.is_settled && bytes <= bytes_max {
-                match cursor.batches.get_mut().next().await {
-                    Some(Ok(batch)) => {
-                        bytes += batch.get_array_memory_size();
-                        cursor.rest.push_back(batch);
-                    }
-                    // For who fetches it.
-                    Some(Err(error)) => {
-                        cursor.batches = Mutex::new(Box::pin(futures::stream::iter([Err(error)])));
-                        break;
-                    }
-                    None => cursor.is_settled = true,
-                }
-            }
+            // An error is for who fetches it.
+            _ = cursor.settle(bytes_max).await;
         }
     }
 
-    /// Cursors that outlive their transactions, for another process. `None` while one has rows that are not read.
-    pub(super) fn portable_cursors(&self) -> Option<Vec<PortableCursor>> {
+    /// Reads what cursors `WITH HOLD` of the block that ends have left, as far as it is not much: they outlive the statements that they come from. The
+    /// error of such a cursor's query, which is its transaction's.
+    pub(super) async fn keep_held_cursors(&mut self) -> Result<()> {
+        let is_kept = |cursor: &Cursor| cursor.hold && !cursor.place.is_held;
+        let names: Vec<String> =
+            self.cursors.iter().filter(|(_, cursor)| is_kept(cursor)).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let Some(cursor) = self.cursors.get_mut(&name) else { continue };
+            cursor.settle(HELD_BYTES_MAX).await?;
+            // A row that it is at is no row to change any more, so its rows need no ids.
+            let Some(portable) = cursor.to_portable(false)? else { continue };
+            // As long as there is no memory for them the rows stay where the query has them.
+            if let Ok(kept) = self.opened(&portable, 0) {
+                self.cursors.insert(name, kept);
+            }
+        }
+        Ok(())
+    }
+
+    /// Cursors that outlive their transactions, for another process, with rows of at most `bytes_max`. `ended`: as they are once the block that the
+    /// session is in is committed. `None` while one has more rows, or some that are not read.
+    pub(super) fn portable_cursors(&self, ended: bool, bytes_max: usize) -> Option<Vec<PortableCursor>> {
         // Those of a transaction that is open end with it.
-        let of_earlier = |cursor: &&Cursor| cursor.hold && (self.block.is_none() || cursor.place.is_held);
-        let mut cursors: Vec<&Cursor> = self.cursors.values().filter(of_earlier).collect();
+        let stays = |cursor: &&Cursor| cursor.hold && (ended || self.block.is_none() || cursor.place.is_held);
+        let mut cursors: Vec<&Cursor> = self.cursors.values().filter(stays).collect();
+        if cursors.iter().map(|cursor| cursor.bytes()).fold(0, usize::saturating_add) > bytes_max {
+            return None;
+        }
         cursors.sort_by_key(|cursor| cursor.number);
         // Without the ids of rows: they can be at none any more.
         cursors.into_iter().map(|cursor| cursor.to_portable(false).ok().flatten()).collect()
@@ -378,7 +423,7 @@ impl Session {
             }
         }
         let bytes: usize = rest.iter().map(RecordBatch::get_array_memory_size).sum();
-        let held = self.hold(CURSOR_BYTES + bytes as u64)?;
+        let held = self.hold(SETTLED_BYTES + bytes as u64)?;
         let place = Place { cursor: portable.name.clone(), tables: Vec::new(), locks: false, is_held: true, row: None };
         let cursor = Cursor {
             columns,

@@ -23,14 +23,14 @@ impl Session {
     }
 
     /// The session as another process can go on with it, but for what is its connection's. `None` while something of it cannot go over:
-    /// temporary tables, and cursors of earlier transactions that have rows that are not read ([`settle_cursors`](Session::settle_cursors)). A transaction in
-    /// which something was done is lost by it.
-    pub fn to_portable(&mut self) -> Option<PortableSession> {
+    /// temporary tables, and cursors of earlier transactions that have rows that are not read ([`settle_cursors`](Session::settle_cursors)), or more than
+    /// `bytes_max` of them. A transaction in which something was done is lost by it.
+    pub fn to_portable(&mut self, bytes_max: usize) -> Option<PortableSession> {
         let block = match &self.block {
             Some(block) => Some(block.to_portable(&self.settings)?),
             None => None,
         };
-        self.portable_with(block)
+        self.portable_with(block, false, bytes_max)
     }
 
     /// What was done in the block that the session is in, for another process to do again. `None`: that is lost with it.
@@ -54,17 +54,23 @@ impl Session {
 
     /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings or temporary tables of its own, of which some
     /// stay.
-    pub fn to_portable_committed(&mut self) -> Option<PortableSession> {
-        if self.block_leaves_session() { self.portable_with(None) } else { None }
+    pub fn to_portable_committed(&mut self, bytes_max: usize) -> Option<PortableSession> {
+        if self.block_leaves_session() { self.portable_with(None, true, bytes_max) } else { None }
     }
 
-    fn portable_with(&mut self, block: Option<PortableBlock>) -> Option<PortableSession> {
+    /// `ended`: as it is once the block that it is in is committed.
+    fn portable_with(
+        &mut self,
+        block: Option<PortableBlock>,
+        ended: bool,
+        bytes_max: usize,
+    ) -> Option<PortableSession> {
         self.take_requested_settings();
         // Tables of its own would not be there.
         if !self.notices.is_empty() || self.temporary.is_used() {
             return None;
         }
-        let cursors = self.portable_cursors()?;
+        let cursors = self.portable_cursors(ended, bytes_max)?;
         // A transaction that is rolled back takes what it set with it.
         let settings = self.block.as_ref().map_or(&self.settings, Block::settings_before);
         let (shared, state) = (&self.shared, self.planner.database().state());

@@ -1,6 +1,7 @@
 //! Transaction blocks: those that `BEGIN` makes, those around the statements of one query text, and the transaction
 //! that a statement writes with.
 
+use super::cursor::Cursor;
 use super::savepoint::Savepoint;
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
@@ -418,11 +419,22 @@ impl Session {
 
     /// Ends the block, if there is one.
     async fn end(&mut self, commit: bool) -> Result<()> {
+        let commits = commit && self.block.as_ref().is_some_and(|block| !block.failed.load(Ordering::Acquire));
+        let is_own = |(_, cursor): &(&String, &Cursor)| !cursor.place.is_held;
+        let own: Vec<String> = self.cursors.iter().filter(is_own).map(|(name, _)| name.clone()).collect();
+        let kept = if commits { self.keep_held_cursors().await } else { Ok(()) };
+        let ended = self.end_with(commits && kept.is_ok()).await.and(kept);
+        if !commits || ended.is_err() {
+            self.cursors.retain(|name, _| !own.contains(name));
+        }
+        ended
+    }
+
+    async fn end_with(&mut self, commit: bool) -> Result<()> {
         let Some(block) = self.block.take() else { return Ok(()) };
         self.cursors.retain(|_, cursor| cursor.hold);
         self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
         self.planner.advisory.end_transaction(self.shared.id);
-        let commit = commit && !block.failed.load(Ordering::Acquire);
         let wait = self.commit_wait();
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();

@@ -3,6 +3,7 @@
 use super::settled::Settling;
 use super::{CONNECTION_BYTES, Connection, Trouble};
 use crate::handover::SharedClient;
+use crate::kept;
 use crate::passing::{BYTES_MAX, Outcome, Stage};
 use crate::portal::{Portal, PortalState, Prepared};
 use crate::service::{Registration, Service};
@@ -84,7 +85,7 @@ impl Connection {
 
     /// `None` while it cannot go over.
     pub(super) fn written(&mut self) -> Option<Vec<u8>> {
-        let mut portable = self.session.to_portable()?;
+        let mut portable = self.session.to_portable(BYTES_MAX)?;
         if self.has_no_open_portals() {
             portable.transaction = self.session.portable_transaction();
         }
@@ -102,7 +103,10 @@ impl Connection {
 
     /// As `written`, but for the client's bytes. `ended`: as it is once its transaction is committed.
     pub(super) fn session_bytes(&mut self, ended: bool) -> Option<Vec<u8>> {
-        let portable = if ended { self.session.to_portable_committed() } else { self.session.to_portable() }?;
+        let portable = match ended {
+            true => self.session.to_portable_committed(kept::SESSION_BYTES),
+            false => self.session.to_portable(kept::SESSION_BYTES),
+        }?;
         Some(self.completed(portable).to_bytes())
     }
 
