@@ -298,7 +298,7 @@ fn follows(seed: u64, moments: usize) {
                 std::thread::sleep(Duration::from_millis(3));
             }
         });
-        for _ in 0..2 {
+        let look = || {
             scope.spawn(move || {
                 while !done.load(Ordering::Acquire) {
                     let version = pair.follower.version();
@@ -310,8 +310,9 @@ fn follows(seed: u64, moments: usize) {
                     check(&pair.follower);
                     looked.fetch_add(1, Ordering::Relaxed);
                 }
-            });
-        }
+            })
+        };
+        let lookers = [look(), look()];
         let mut random = StdRng::seed_from_u64(seed ^ 0x77);
         for _ in 0..moments {
             let (version, mut records) = pair.moment();
@@ -343,6 +344,10 @@ fn follows(seed: u64, moments: usize) {
             }
             drop((version, followed));
             pair.follower.vacuum();
+        }
+        // However busy the machine is.
+        while looked.load(Ordering::Relaxed) == 0 && lookers.iter().all(|looker| !looker.is_finished()) {
+            std::thread::yield_now();
         }
         done.store(true, Ordering::Release);
     });
