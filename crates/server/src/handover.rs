@@ -33,10 +33,11 @@ mod standbys;
 use crate::incoming::{self, Positions, shut_down};
 use crate::kept::Keeper;
 use crate::passing::{Outcome, Passenger, Passing, Stopped, Written};
-use crate::succession::{self, Beginning, InheritedClient, InheritedSession, gather};
+use crate::succession::{self, Beginning, Coming, InheritedClient, InheritedSession, gather};
 use inherited::Inherited;
 use message::{
-    ASK, CANCEL, CLIENT, GONE, HAS, LET_GO, LISTENER, Message, PIECE, STATEMENT, Shared, SharedSocket, WANTED, YOURS,
+    ASK, CANCEL, CLIENT, COUNTS, GONE, HAS, LET_GO, LISTENER, Message, PIECE, STATEMENT, Shared, SharedSocket, WANTED,
+    YOURS,
 };
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -650,6 +651,7 @@ impl Handover {
                 }
             }
             ([PIECE, rest @ ..], _) if !inherited.has_taken_over => inherited.take_piece(rest),
+            ([COUNTS, rest @ ..], _) if !inherited.has_taken_over => inherited.take_counts(rest),
             ([ASK, pass @ ..], _) => {
                 let pass = number(pass)?;
                 let whole =
@@ -726,18 +728,31 @@ impl Handover {
                 }
             }
         }
-        let (taken, coming) = (self.taken.clone(), self.coming.clone());
-        let hand_on = move |session| hand_on(&taken, &coming, session);
-        gather(passed, &hand_on);
+        self.gather(move |_| passed);
         inherited.end_clients();
         let kept: Vec<InheritedClient> = inherited.clients.drain().map(|(_, client)| client).collect();
         if in_force.is_some() {
             // It lives, and has said so to those that did not go over.
             return kept.iter().for_each(|client| shut_down(&client.socket));
         }
-        let database = self.database.clone();
-        let succeeding = spawn("handover-succeed", move || gather(succession::succeed(&database, kept), &hand_on));
-        if let Err(error) = succeeding {
+        self.gather(move |database| succession::succeed(database, kept));
+    }
+
+    /// Hands sessions on to the threads that serve clients, without waiting for it.
+    fn gather(&self, sessions: impl FnOnce(&Database) -> Vec<InheritedSession> + Send + 'static) {
+        let (taken, coming, database) = (self.taken.clone(), self.coming.clone(), self.database.clone());
+        // Until they are counted themselves.
+        let gathering = Coming::count(&coming);
+        let gathering = spawn("handover-gather", move || {
+            let mut sessions = sessions(&database);
+            sessions.iter_mut().for_each(|session| session.set_coming(&coming));
+            drop(gathering);
+            gather(sessions, &|session| {
+                // Nobody listens any more at the end.
+                let _ = taken.send(Taken::Session(Box::new(session)));
+            });
+        });
+        if let Err(error) = gathering {
             tracing::error!("clients of the primary before cannot go on here: {error}");
         }
     }
@@ -746,7 +761,12 @@ impl Handover {
     fn sessions_are_gone(&self) {
         let reign = self.database.pool().and_then(|host| host.member().reign().ok());
         let is_its = reign.is_some_and(|reign| self.passed_to.lock().take().is_some_and(|host| reign.is_of(host)));
-        self.passing.tell(if is_its { Outcome::Gone } else { Outcome::Lost });
+        let outcome = if is_its { Outcome::Gone } else { Outcome::Lost };
+        let passing = self.passing.clone();
+        let ends = self.database.ends_after_switchover();
+        if !ends || spawn("handover-tell", move || passing.tell_slowly(outcome)).is_err() {
+            self.passing.tell(outcome);
+        }
     }
 
     fn queue_to(&self, host: Host) -> Option<SyncSender<Message>> {
@@ -775,7 +795,10 @@ impl PassesSessions for Handover {
         let early = self.passing.ask(drain, caller);
         let (asked, early_count) = (start.elapsed(), early.len());
         let mut drafts: HashSet<u64> = early.iter().map(|(number, _)| *number).collect();
-        put_all(&queue, pass, early, false, Instant::now() + PASS_WITHIN)?;
+        let end = Instant::now() + PASS_WITHIN;
+        put_all(&queue, pass, early, false, end)?;
+        // Those that stop now do not wait for what comes before them.
+        held(&queue, pass, end, to)?;
         let put_early = start.elapsed();
         let Stopped { written, withdrawn } = self.passing.stop(drain, caller);
         crash_point("switchover.stopped");
@@ -793,20 +816,19 @@ impl PassesSessions for Handover {
             }
         }
         // Those that have stayed as they were count now.
-        for number in drafts {
-            put(&queue, Message::Piece { pass, number, is_last: true, bytes: Arc::default() }, end)?;
+        let drafts: Vec<u64> = drafts.into_iter().collect();
+        for numbers in drafts.chunks(PIECE_BYTES / size_of::<u64>()) {
+            put(&queue, Message::Counts { pass, numbers: numbers.into() }, end)?;
         }
         put_all(&queue, pass, written, true, end)?;
-        let (answer, answered) = sync_channel(1);
-        put(&queue, Message::Ask { pass, answer }, end)?;
-        let held = answered.recv_timeout(end.saturating_duration_since(Instant::now())).map_err(|_| not_taken(to))?;
+        let held = held(&queue, pass, end, to)?;
         tracing::info!(
             early = early_count,
             late = late_count,
             held,
             asked_us = asked.as_micros() as u64,
             stopped_us = (stopped - put_early).as_micros() as u64,
-            us = start.elapsed().as_micros() as u64,
+            passed_us = (start.elapsed() - stopped).as_micros() as u64,
             "{to} has the sessions of this host's clients"
         );
         Ok(())
@@ -816,13 +838,6 @@ impl PassesSessions for Handover {
         *self.passed_to.lock() = None;
         self.passing.tell(Outcome::Stays);
     }
-}
-
-/// To the threads that serve clients.
-fn hand_on(taken: &UnboundedSender<Taken>, coming: &Arc<AtomicUsize>, mut session: InheritedSession) {
-    session.set_coming(coming);
-    // Nobody listens any more at the end.
-    let _ = taken.send(Taken::Session(Box::new(session)));
 }
 
 fn not_taken(to: Host) -> Error {
@@ -845,6 +860,13 @@ fn put(queue: &SyncSender<Message>, mut message: Message, end: Instant) -> Resul
         };
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// How many sessions of a pass a standby has that count, once it has taken everything that was put into its queue.
+fn held(queue: &SyncSender<Message>, pass: u64, end: Instant, to: Host) -> Result<u64> {
+    let (answer, answered) = sync_channel(1);
+    put(queue, Message::Ask { pass, answer }, end)?;
+    answered.recv_timeout(end.saturating_duration_since(Instant::now())).map_err(|_| not_taken(to))
 }
 
 /// Puts sessions into a standby's queue, in pieces. `counts`: they do not go on here.

@@ -422,17 +422,11 @@ async fn serve<S, I: Io + 'static>(
 /// Goes on with a connection of the primary before, on the thread that it has a place on.
 async fn go_on(service: Arc<Service>, handover: Arc<Handover>, session: InheritedSession, _place: Place) {
     let mut session = session;
-    let (gate, turn, coming) = (session.gate(), session.turn(), session.coming());
+    let (gate, coming) = (session.gate(), session.coming());
     let InheritedSession { socket, portable, beginning, .. } = session;
     // Ends it where it cannot go on.
     let shared = handover.share_client(&socket);
     drop(handover);
-    if let Some(socket) = shared.as_ref().and_then(SharedClient::watch).filter(|_| !turn.is_zero()) {
-        tokio::select! {
-            _ = socket.readable() => {}
-            () = tokio::time::sleep(turn) => {}
-        }
-    }
     match stream_of(socket) {
         Ok(stream) => startup::go_on(service, stream, (portable, beginning), (gate, coming), shared).await,
         Err(error) => tracing::warn!("could not go on with a connection: {error}"),

@@ -49,6 +49,9 @@ const STOP_WITHIN_PART: u32 = 10;
 /// Connections that are idle stop, or begin, so many in a millisecond: those that are busy have the same threads.
 const IDLE_IN_A_MILLISECOND: u32 = 16;
 
+/// How long after another host has the database connections of a process that ends then hear of it.
+const TELL_AFTER: Duration = Duration::from_millis(100);
+
 /// How long after the first the idle connection with this number has its turn.
 pub(crate) fn turn(number: u32) -> Duration {
     Duration::from_millis(u64::from(number / IDLE_IN_A_MILLISECOND))
@@ -374,8 +377,23 @@ impl Passing {
         while is_late(inner) && !self.changed.wait_until(inner, end).timed_out() {}
     }
 
-    /// Tells connections that are stopped, and those that stopped too late.
+    /// Tells connections that are stopped, and those that stop too late.
     pub(crate) fn tell(&self, outcome: Outcome) {
+        self.settle(outcome);
+        self.tell_some(outcome, usize::MAX);
+    }
+
+    /// As `tell`, of a process that has nothing else to do: later, and so that what connections had here is let go of bit by bit, as their clients
+    /// are at work at a host that may have the same processors. Takes as long as that takes.
+    pub(crate) fn tell_slowly(&self, outcome: Outcome) {
+        self.settle(outcome);
+        std::thread::sleep(TELL_AFTER);
+        while self.tell_some(outcome, IDLE_IN_A_MILLISECOND as usize) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn settle(&self, outcome: Outcome) {
         let mut inner = self.inner.lock();
         match outcome {
             Outcome::Stays => self.set_stage(Stage::Nothing),
@@ -384,10 +402,17 @@ impl Passing {
         }
         inner.early.clear();
         inner.written.drain(..).for_each(|(_, mut bytes)| bytes.zeroize());
-        for (_, stopped) in inner.stopped.drain() {
+    }
+
+    /// Tells so many of those that are stopped. False: there are no more.
+    fn tell_some(&self, outcome: Outcome, most: usize) -> bool {
+        let mut inner = self.inner.lock();
+        let numbers: Vec<u64> = inner.stopped.keys().copied().take(most).collect();
+        for stopped in numbers.iter().filter_map(|number| inner.stopped.remove(number)) {
             // Its connection may be gone.
             let _ = stopped.send(outcome);
         }
+        !inner.stopped.is_empty()
     }
 }
 

@@ -3,7 +3,6 @@
 
 use crate::incoming::{positions, shut_down, unread};
 use crate::kept::{GoingOn, Left, Reason};
-use crate::passing::turn;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +18,11 @@ use zeroize::Zeroizing;
 const END_WAIT: Duration = Duration::from_secs(2);
 const END_LOOKS: Duration = Duration::from_micros(200);
 
+/// Idle sessions go on so many in a turn, and in between it is looked which of them have been asked for something.
+const TURN: Duration = Duration::from_millis(1);
+const IDLE_IN_TURN: usize = 16;
+const TURNS_OF_LOOK: u32 = 4;
+
 /// A client's socket of the primary, and the pages of its connection.
 pub(crate) struct InheritedClient {
     pub(crate) socket: OwnedFd,
@@ -31,14 +35,19 @@ pub(crate) struct InheritedSession {
     pub(crate) portable: PortableSession,
     pub(crate) beginning: Beginning,
     gate: Gate,
-    /// How long it may wait for its client to ask for something before it begins.
-    turn: Duration,
     coming: Coming,
 }
 
 /// Counts a connection that has not begun yet, until dropped.
 #[derive(Default)]
 pub(crate) struct Coming(Option<Arc<AtomicUsize>>);
+
+impl Coming {
+    pub(crate) fn count(coming: &Arc<AtomicUsize>) -> Coming {
+        coming.fetch_add(1, Ordering::Relaxed);
+        Coming(Some(coming.clone()))
+    }
+}
 
 impl Drop for Coming {
     fn drop(&mut self) {
@@ -57,21 +66,16 @@ pub(crate) struct Beginning {
 
 impl InheritedSession {
     pub(crate) fn new(socket: OwnedFd, portable: PortableSession, beginning: Beginning) -> InheritedSession {
-        let (gate, turn, coming) = (Gate::default(), Duration::ZERO, Coming::default());
-        InheritedSession { socket, portable, beginning, gate, turn, coming }
+        InheritedSession { socket, portable, beginning, gate: Gate::default(), coming: Coming::default() }
     }
 
+    /// From now on it is counted among those that have not begun.
     pub(crate) fn set_coming(&mut self, coming: &Arc<AtomicUsize>) {
-        coming.fetch_add(1, Ordering::Relaxed);
-        self.coming = Coming(Some(coming.clone()));
+        self.coming = Coming::count(coming);
     }
 
     pub(crate) fn coming(&mut self) -> Coming {
         std::mem::take(&mut self.coming)
-    }
-
-    pub(crate) fn turn(&self) -> Duration {
-        self.turn
     }
 
     pub(crate) fn gate(&mut self) -> Gate {
@@ -127,19 +131,26 @@ impl Drop for Gate {
 }
 
 /// Hands on sessions that go on together. Those that others wait for, and those whose clients wait, begin at once, and the others a few at a
-/// time, so that clients that are at work have the threads; but each as soon as its client asks for something.
+/// time, so that clients that are at work have the processors; but each soon after its client asks for something. Takes as long as that takes.
 pub(crate) fn gather(sessions: Vec<InheritedSession>, hand_on: &impl Fn(InheritedSession)) {
     let missing = Arc::new(watch::Sender::new(sessions.iter().filter(|session| session.has_locks()).count()));
-    let (at_once, in_turn): (Vec<_>, Vec<_>) =
-        sessions.into_iter().partition(|session| session.has_locks() || session.is_waited_for());
     let gated = |mut session: InheritedSession| {
         session.gate = Gate { missing: Some(missing.clone()), is_missing: session.has_locks() };
         session
     };
-    at_once.into_iter().map(gated).for_each(hand_on);
-    for (number, mut session) in (1..).zip(in_turn.into_iter().map(gated)) {
-        session.turn = turn(number);
-        hand_on(session);
+    let (at_once, mut idle): (Vec<_>, Vec<_>) =
+        sessions.into_iter().map(gated).partition(|session| session.has_locks() || session.is_waited_for());
+    at_once.into_iter().for_each(hand_on);
+    let mut turns = 0;
+    while !idle.is_empty() {
+        std::thread::sleep(TURN);
+        turns += 1;
+        if turns % TURNS_OF_LOOK == 0 {
+            let (asked, others): (Vec<_>, Vec<_>) = idle.into_iter().partition(InheritedSession::is_waited_for);
+            asked.into_iter().for_each(hand_on);
+            idle = others;
+        }
+        idle.drain(..IDLE_IN_TURN.min(idle.len())).for_each(hand_on);
     }
 }
 

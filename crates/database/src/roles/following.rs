@@ -280,6 +280,7 @@ impl Following {
         // Below it, all have been appended.
         let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
         let primary = taking.into_log(config, Box::new(floor))?;
+        let logs = begun.elapsed();
         let term = primary.reign.term.0;
         database.keep_loads(term.into());
         // From here on statements of this process write.
@@ -297,6 +298,7 @@ impl Following {
             term,
             sealed_us = us(sealed),
             applied_us = us(applied),
+            logs_us = us(logs),
             writes_us = us(writes),
             us = us(begun.elapsed()),
             "this host is primary"

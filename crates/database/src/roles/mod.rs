@@ -169,6 +169,8 @@ struct State {
     stopped: bool,
     /// Somebody wants the process to take over, whoever is primary.
     is_asked: bool,
+    /// The request by which the primary announced that this process is to take over, and when it was seen.
+    announced: Option<(shown::Request, Instant)>,
     /// The term of a primary that is dead, silent or has handed it in.
     suspected: Option<Reign>,
     /// Whom the process took over from.

@@ -118,11 +118,11 @@ impl Roles {
         state.is_paused
     }
 
-    /// The primary of a term asks this host to take over from it.
-    pub(super) fn is_told_to_take_over(&self, term: u32) -> Result<bool> {
+    /// What the primary asks of this host.
+    pub(super) fn request(&self) -> Result<Request> {
         let (pool, host) = (self.host.pool(), self.host.member().host());
         let kick = pool.told(pool.books().load(pool.layout().host_number(host.slot, HostNumber::Kick)))?;
-        Ok(Request::of(kick).term == term && term > 0)
+        Ok(Request::of(kick))
     }
 
     fn number_of(&self, view: &HostView, which: HostNumber) -> u64 {
@@ -375,7 +375,7 @@ impl Database {
 
 /// What a primary asks of a host that is to take over from it. One word of that host's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Request {
+pub(super) struct Request {
     /// Sessions that were passed under this number are the host's, once it has taken the term. 0: none are.
     pass: u64,
     /// The term that it is to end. 0: none.
@@ -385,6 +385,16 @@ struct Request {
 impl Request {
     fn of(number: Number) -> Request {
         Request { pass: number.0 >> 32, term: number.0 as u32 }
+    }
+
+    /// To take over from the primary of a term.
+    pub(super) fn is_to_end(self, term: u32) -> bool {
+        self.term == term && term > 0
+    }
+
+    /// The host is to take over soon: clients stop meanwhile.
+    pub(super) fn is_announced(self) -> bool {
+        self.pass > 0 && self.term == 0
     }
 }
 

@@ -1,6 +1,7 @@
 //! The thread that looks at other hosts: whether the primary can go on, whether others took this host's term or life for over,
 //! and who is dead, so that what it had is free.
 
+use super::shown::Request;
 use super::{HostRole, Roles};
 use crate::config::PoolRole;
 use crate::pool_host::PoolHost;
@@ -12,6 +13,10 @@ use tidepool_pool::words::{Host, Reign, TermState};
 
 /// Between two looks: a primary that is killed is noticed sooner, as the kernel wakes the thread.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The same, while the primary passes its clients' sessions to this host: they wait for it.
+const LOOK_INTERVAL_ANNOUNCED: Duration = Duration::from_millis(1);
+const ANNOUNCED_MAX: Duration = Duration::from_secs(60);
 
 /// Between two looks for hosts that have died.
 const BURY_INTERVAL: Duration = Duration::from_millis(40);
@@ -116,12 +121,13 @@ impl Roles {
             self.pause();
             return Ok(());
         };
-        if self.is_told_to_take_over(seen.term.0)? {
+        let request = self.request()?;
+        if request.is_to_end(seen.term.0) {
             tracing::info!(term = seen.term.0, "the primary, {primary}, hands over to this host");
             self.state.lock().is_asked = true;
             self.changed.notify_all();
         }
-        let time = LOOK_INTERVAL.min(self.host_timeout / 8);
+        let time = self.look_interval(request).min(self.host_timeout / 8);
         // The kernel's word is enough: the take-over does not wait for a look at all hosts.
         let is_over = watcher.wait_for_end(primary, time)? || {
             let findings = watcher.look(self.host_timeout)?;
@@ -136,6 +142,20 @@ impl Roles {
             }
         }
         Ok(())
+    }
+
+    /// Until the next look at the primary, which asks this.
+    fn look_interval(&self, request: Request) -> Duration {
+        let mut state = self.state.lock();
+        if !request.is_announced() {
+            state.announced = None;
+            return LOOK_INTERVAL;
+        }
+        let (announced, since) = state.announced.unwrap_or((request, Instant::now()));
+        let since = if announced == request { since } else { Instant::now() };
+        state.announced = Some((request, since));
+        // A primary that died meanwhile has left its announcement behind.
+        if since.elapsed() < ANNOUNCED_MAX { LOOK_INTERVAL_ANNOUNCED } else { LOOK_INTERVAL }
     }
 
     /// Has a command make sure that a host is dead, if one is configured; what it owned is free then. The command takes its time on a thread of

@@ -20,6 +20,14 @@ pub(super) struct Piecewise {
     pub(super) session: Option<Result<PortableSession>>,
 }
 
+impl Piecewise {
+    /// It goes over as it has come.
+    fn count(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.session = Some(self.draft.take().map_or_else(|| PortableSession::from_bytes(&bytes), Ok));
+    }
+}
+
 /// Of a host that follows: what its primary shared.
 #[derive(Default)]
 pub(super) struct Inherited {
@@ -46,8 +54,7 @@ impl Inherited {
         self.clients.drain().for_each(|(_, client)| shut_down(&client.socket));
     }
 
-    /// Some of a session. What does not fit to what came before is of another pass, and begins anew. The last piece has nothing in it where
-    /// the session came before it was certain that it goes over.
+    /// Some of a session. What does not fit to what came before is of another pass, and begins anew.
     pub(super) fn take_piece(&mut self, bytes: &[u8]) {
         let Some((pass, rest)) = bytes.split_first_chunk::<8>() else { return };
         let Some((number, rest)) = rest.split_first_chunk::<8>() else { return };
@@ -65,9 +72,21 @@ impl Inherited {
             session.draft = may_be_all.then(|| PortableSession::from_bytes(&session.bytes).ok()).flatten();
         }
         if *is_last == 1 {
-            let bytes = std::mem::take(&mut session.bytes);
-            let read = session.draft.take().map_or_else(|| PortableSession::from_bytes(&bytes), Ok);
-            session.session = Some(read);
+            session.count();
+        }
+    }
+
+    /// Sessions of a pass, which came before it was certain that they go over, count as they are.
+    pub(super) fn take_counts(&mut self, bytes: &[u8]) {
+        let Some((pass, numbers)) = bytes.split_first_chunk::<8>() else { return };
+        let (numbers, _) = numbers.as_chunks::<8>();
+        for number in numbers {
+            if let Some(session) = self.sessions.get_mut(&u64::from_le_bytes(*number))
+                && session.pass == u64::from_le_bytes(*pass)
+                && session.session.is_none()
+            {
+                session.count();
+            }
         }
     }
 
@@ -106,9 +125,15 @@ mod tests {
         inherited.take_piece(&piece(2, false, &other[9..]));
         assert_eq!(user(&inherited), None);
         assert!(inherited.sessions[&7].draft.is_some());
-        inherited.take_piece(&piece(2, true, &[]));
+        let counts = |pass: u64| [pass.to_le_bytes(), 6_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat();
+        inherited.take_counts(&counts(1));
+        assert_eq!(user(&inherited), None);
+        inherited.take_counts(&counts(2));
         assert_eq!((user(&inherited), inherited.sessions[&7].pass), (Some("other"), 2));
+        inherited.take_counts(&counts(2));
+        assert_eq!(user(&inherited), Some("other"));
         // What is shorter than its head, and what is damaged.
+        inherited.take_counts(&counts(3)[..12]);
         inherited.take_piece(&piece(3, true, &[])[..12]);
         inherited.take_piece(&piece(3, true, &one[1..]));
         assert!(inherited.sessions[&7].session.as_ref().is_some_and(Result::is_err));

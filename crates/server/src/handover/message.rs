@@ -34,6 +34,11 @@ pub(super) enum Message {
         is_last: bool,
         bytes: Arc<[u8]>,
     },
+    /// Of a pass, clients whose sessions count as they came.
+    Counts {
+        pass: u64,
+        numbers: Arc<[u64]>,
+    },
     /// Asks of a pass how many sessions the standby has whole.
     Ask {
         pass: u64,
@@ -47,6 +52,7 @@ pub(super) const GONE: u8 = b'G';
 pub(super) const LET_GO: u8 = b'U';
 pub(super) const STATEMENT: u8 = b'S';
 pub(super) const PIECE: u8 = b'P';
+pub(super) const COUNTS: u8 = b'D';
 pub(super) const ASK: u8 = b'A';
 /// From a standby: it was given this address, and wants it.
 pub(super) const WANTED: u8 = b'W';
@@ -80,6 +86,10 @@ impl Message {
             Message::Piece { pass, number, is_last, bytes } => {
                 let (pass, number) = (pass.to_le_bytes(), number.to_le_bytes());
                 connection.send(&[&[PIECE][..], &pass, &number, &[u8::from(*is_last)], bytes].concat(), &[])
+            }
+            Message::Counts { pass, numbers } => {
+                let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                connection.send(&[&[COUNTS][..], &pass.to_le_bytes(), &numbers].concat(), &[])
             }
             Message::Ask { pass, .. } => connection.send(&[&[ASK][..], &pass.to_le_bytes()].concat(), &[]),
         }
