@@ -99,6 +99,7 @@ mod with_queries;
 mod workload;
 
 pub use ahead::{LookedAt, StatementInUse};
+pub use catalog::array_items;
 pub use catalog::function_names;
 pub use direct::RowSink;
 pub use direct::datum::Datum;
@@ -107,8 +108,8 @@ pub use plain::error as plain_error;
 pub use plan_cache::PlanCounts;
 pub use planner::Planner;
 pub use portable::{
-    PortableBlock, PortableBlockState, PortableKey, PortableLock, PortablePrepared, PortableSession, PortableStatement,
-    PortableTls, PortableTraffic, PortableTransaction,
+    PortableBlock, PortableBlockState, PortableCursor, PortableKey, PortableLock, PortablePortal, PortablePrepared,
+    PortableSession, PortableStatement, PortableTls, PortableTraffic, PortableTransaction,
 };
 pub use queries::{QueryInfo, QueryState};
 pub use session::{

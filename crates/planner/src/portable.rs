@@ -47,8 +47,9 @@ const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
 /// Without it the transaction is lost, as [`BLOCK`] says.
 const TRANSACTION: u16 = OPTIONAL + 1;
-/// In place of that, of one with cursors.
+/// In place of that, of one with cursors, and of one with portals.
 const TRANSACTION_WITH_CURSORS: u16 = OPTIONAL + 2;
+const TRANSACTION_WITH_PORTALS: u16 = OPTIONAL + 3;
 
 /// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,6 +158,18 @@ pub struct PortableTransaction {
     pub steps: Vec<TransactionStep>,
     /// Those that were opened in it and are open, in the order of opening.
     pub cursors: Vec<PortableBlockCursor>,
+    /// Those of the protocol that have rows left.
+    pub portals: Vec<PortablePortal>,
+}
+
+/// A portal of the protocol whose statement runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortablePortal {
+    pub rows: PortableCursor,
+    /// One a column: 0 for text, 1 for binary.
+    pub formats: Vec<i16>,
+    /// Of the statement, without a count.
+    pub tag: String,
 }
 
 /// A cursor of a block that goes on.
@@ -305,12 +318,19 @@ impl PortableSession {
             });
         }
         if let Some(transaction) = &self.transaction {
-            let has_cursors = !transaction.cursors.is_empty();
-            part(if has_cursors { TRANSACTION_WITH_CURSORS } else { TRANSACTION }, &|to| {
+            let tag = match (transaction.cursors.is_empty(), transaction.portals.is_empty()) {
+                (true, true) => TRANSACTION,
+                (false, true) => TRANSACTION_WITH_CURSORS,
+                (_, false) => TRANSACTION_WITH_PORTALS,
+            };
+            part(tag, &|to| {
                 to.list(&transaction.savepoints, |to, name| to.text(name));
                 to.list(&transaction.steps, Writer::step);
-                if has_cursors {
+                if tag != TRANSACTION {
                     to.list(&transaction.cursors, Writer::block_cursor);
+                }
+                if tag == TRANSACTION_WITH_PORTALS {
+                    to.list(&transaction.portals, Writer::portal);
                 }
             });
         }
@@ -439,13 +459,17 @@ impl PortableSession {
                     is_deferrable: from.is_set()?,
                 });
             }
-            TRANSACTION | TRANSACTION_WITH_CURSORS => {
+            TRANSACTION | TRANSACTION_WITH_CURSORS | TRANSACTION_WITH_PORTALS => {
                 let (savepoints, steps) = (from.list(Reader::text)?, from.list(Reader::step)?);
                 let cursors = match tag {
                     TRANSACTION => Vec::new(),
                     _ => from.list(Reader::block_cursor)?,
                 };
-                self.transaction = Some(PortableTransaction { savepoints, steps, cursors });
+                let portals = match tag {
+                    TRANSACTION_WITH_PORTALS => from.list(Reader::portal)?,
+                    _ => Vec::new(),
+                };
+                self.transaction = Some(PortableTransaction { savepoints, steps, cursors, portals });
             }
             CURSORS => self.cursors = from.list(Reader::cursor)?,
             TLS => {
@@ -555,6 +579,12 @@ impl Writer {
         self.bytes(&cursor.rows);
     }
 
+    fn portal(&mut self, portal: &PortablePortal) {
+        self.cursor(&portal.rows);
+        self.list(&portal.formats, |to, format| to.put(format.to_le_bytes()));
+        self.text(&portal.tag);
+    }
+
     fn block_cursor(&mut self, cursor: &PortableBlockCursor) {
         self.cursor(&cursor.cursor);
         self.oids(&cursor.tables);
@@ -655,6 +685,12 @@ impl<'a> Reader<'a> {
             })
         };
         Ok(PortableCursor { name: self.text()?, columns: self.list(column)?, rows: self.bytes()?.to_vec() })
+    }
+
+    fn portal(&mut self) -> Result<PortablePortal> {
+        let rows = self.cursor()?;
+        let formats = self.list(|from| Ok(i16::from_le_bytes(from.array()?)))?;
+        Ok(PortablePortal { rows, formats, tag: self.text()? })
     }
 
     fn block_cursor(&mut self) -> Result<PortableBlockCursor> {
@@ -767,6 +803,7 @@ mod tests {
                     row: Some(vec![u64::MAX]),
                     savepoints: 1,
                 }],
+                portals: vec![PortablePortal { rows: cursor(), formats: vec![1], tag: "SELECT".to_owned() }],
             }),
             cursors: vec![cursor()],
             tls: Some(PortableTls {
@@ -810,10 +847,16 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        // An earlier release reads a transaction without cursors, and loses one with them.
-        let mut without = session();
-        without.transaction.iter_mut().for_each(|transaction| transaction.cursors.clear());
-        for session in [session(), without, PortableSession::default()] {
+        // An earlier release reads a transaction without cursors and portals, and loses one with them.
+        let with = |change: fn(&mut PortableTransaction)| {
+            let mut session = session();
+            session.transaction.iter_mut().for_each(change);
+            session
+        };
+        let without_portals = with(|transaction| transaction.portals.clear());
+        let without_cursors = with(|transaction| transaction.cursors.clear());
+        let bare = with(|transaction| (transaction.cursors, transaction.portals) = Default::default());
+        for session in [session(), without_portals, without_cursors, bare, PortableSession::default()] {
             assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);
         }
     }

@@ -15,14 +15,14 @@ use crate::encode::{DirectRows, FLUSH_BYTES, RowEncoder};
 use crate::handover::SharedClient;
 use crate::parameters;
 use crate::passing::Passenger;
-use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
+use crate::portal::{EncodedBatch, Portal, PortalState, Prepared, Rows, expand_formats};
 use crate::protocol::backend;
 use crate::protocol::frontend::{Bind, Message, Target};
 use crate::routing::Routes;
 use crate::service::{Phase, Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
-use futures::{FutureExt, StreamExt};
+use futures::FutureExt;
 use settled::{Ending, Settling};
 use std::collections::HashMap;
 use std::future::Future;
@@ -583,7 +583,7 @@ impl Connection {
                 self.send_notices();
                 let formats = vec![0; columns.len()];
                 backend::row_description(&mut self.wire.output, &columns, &formats);
-                let mut rows = Rows { columns, formats, batches, batch: None, tag, held: None };
+                let mut rows = Rows::new(columns, formats, batches, tag);
                 let (sent, _) = self.send_rows(&mut rows, u64::MAX).await?;
                 Ok(Some(self.complete(format!("{tag} {sent}"), 0)))
             }
@@ -661,13 +661,13 @@ impl Connection {
         loop {
             if let Some(batch) = &mut rows.batch {
                 let start = self.wire.output.len();
-                let encoded = caught(|| batch.encode(&mut self.wire, rows_max - sent));
+                let encoded = caught(|| batch.encoder.encode(&mut self.wire, rows_max - sent));
                 // Nothing of a message that was not finished.
                 sent += encoded.inspect_err(|_| self.wire.output.truncate(start))?;
                 if self.wire.output.len() >= FLUSH_BYTES {
                     self.wire.flush().await?;
                 }
-                if !batch.is_done() {
+                if !batch.encoder.is_done() {
                     if sent == rows_max {
                         return Ok((sent, false));
                     }
@@ -680,11 +680,12 @@ impl Connection {
             if sent == rows_max {
                 return Ok((sent, false));
             }
-            match attended(&mut self.wire, &self.cancel, pin!(rows.batches.next())).await? {
+            let next = attended(&mut self.wire, &self.cancel, pin!(rows.next())).await?;
+            match next {
                 Some(batch) => {
                     let batch = batch?;
                     let encoder = caught(|| RowEncoder::new(&batch, &rows.columns, &rows.formats, &settings))?;
-                    rows.batch = Some(encoder);
+                    rows.batch = Some(EncodedBatch { encoder, rows: batch });
                 }
                 None => return Ok((sent, true)),
             }
@@ -816,7 +817,7 @@ impl Connection {
         };
         let portal = Portal {
             _held: [held, charge.take()],
-            prepared,
+            prepared: Some(prepared),
             parameters: bind.parameters,
             parameter_formats: bind.parameter_formats,
             values,
@@ -853,7 +854,11 @@ impl Connection {
 
     fn describe_portal(&mut self, name: &str) -> Result<()> {
         let (columns, formats) = match self.portals.get(name) {
-            Some(portal) => (portal.prepared.of.description.columns.clone(), portal.result_formats.clone()),
+            Some(Portal { prepared: Some(prepared), result_formats, .. }) => {
+                (prepared.of.description.columns.clone(), result_formats.clone())
+            }
+            Some(Portal { state: PortalState::Open(rows), .. }) => (Some(rows.columns.clone()), rows.formats.clone()),
+            Some(_) => (None, Vec::new()),
             // `DECLARE name CURSOR` makes a portal too.
             None => (Some(self.session.cursor_columns(name).ok_or_else(|| self.no_portal(name))?.to_vec()), Vec::new()),
         };
@@ -874,7 +879,13 @@ impl Connection {
     async fn execute_portal(&mut self, name: &str, rows_max: u32) -> Result<(), Trouble> {
         // Out of the map while it runs, so that a failure leaves nothing half run behind.
         let mut portal = self.portals.remove(name).ok_or_else(|| self.no_portal(name))?;
-        let Some(statement) = portal.prepared.of.statement.clone() else {
+        let Some(prepared) = portal.prepared.clone() else {
+            let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
+            self.run_open(&mut portal, rows_max).await?;
+            self.portals.insert(name.to_owned(), portal);
+            return Ok(());
+        };
+        let Some(statement) = prepared.of.statement.clone() else {
             backend::empty_query_response(&mut self.wire.output);
             self.portals.insert(name.to_owned(), portal);
             return Ok(());
@@ -885,7 +896,7 @@ impl Connection {
         }
         let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
         let start = Instant::now();
-        let result = self.run_portal(&mut portal, &statement, rows_max).await;
+        let result = self.run_portal(&mut portal, &prepared, &statement, rows_max).await;
         self.count(statement.text(), start, &result);
         result?;
         // Nothing outlives its transaction.
@@ -900,51 +911,60 @@ impl Connection {
     async fn run_portal(
         &mut self,
         portal: &mut Portal,
+        prepared: &Prepared,
         statement: &Statement,
         rows_max: u64,
     ) -> Result<Option<Completed>, Trouble> {
+        if !matches!(portal.state, PortalState::Ready) {
+            return self.run_open(portal, rows_max).await;
+        }
+        portal.state = PortalState::Done;
+        if let Some(tag) = self.deallocate(statement.text()) {
+            return Ok(Some(self.complete(tag.to_owned(), 0)));
+        }
+        if rows_max == u64::MAX
+            && let Some(direct) = prepared.of.direct()
+        {
+            let columns = direct.columns();
+            let formats = match columns {
+                Some(columns) => expand_formats(&portal.result_formats, columns.len())?,
+                None => Vec::new(),
+            };
+            let columns = columns.map(|columns| &**columns);
+            if let Some(done) = self.run_direct(direct, &portal.values, columns, &formats, false).await? {
+                if columns.is_some() {
+                    portal.state = PortalState::Exhausted { tag: done.tag.into() };
+                }
+                return Ok(Some(self.complete_direct(done)));
+            }
+        }
+        let parameters = self.decode(prepared, &portal.parameters, &portal.parameter_formats)?;
+        let ending = self.ending_of_extended();
+        match self.execute(statement, &parameters, true, ending).await? {
+            Outcome::Rows { columns, batches, tag } => {
+                check_columns(prepared.of.description.columns.as_deref(), &columns)?;
+                let formats = expand_formats(&portal.result_formats, columns.len())?;
+                portal.state = PortalState::Open(Rows::new(columns, formats, batches, tag));
+                self.run_open(portal, rows_max).await
+            }
+            outcome => self.finish(statement, outcome).await.map(Some),
+        }
+    }
+
+    /// Sends rows of a portal whose statement runs already, or has. After an error it has none.
+    async fn run_open(&mut self, portal: &mut Portal, rows_max: u64) -> Result<Option<Completed>, Trouble> {
         let mut rows = match std::mem::replace(&mut portal.state, PortalState::Done) {
             PortalState::Open(rows) => rows,
             PortalState::Exhausted { tag } => {
+                let completed = self.complete(format!("{tag} 0"), 0);
                 portal.state = PortalState::Exhausted { tag };
-                return Ok(Some(self.complete(format!("{tag} 0"), 0)));
+                return Ok(Some(completed));
             }
-            PortalState::Done => {
+            PortalState::Done | PortalState::Ready => {
                 let message = "portal cannot be run";
                 return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
                     .with_detail("It was run already.")
                     .into());
-            }
-            PortalState::Ready => {
-                if let Some(tag) = self.deallocate(statement.text()) {
-                    return Ok(Some(self.complete(tag.to_owned(), 0)));
-                }
-                if rows_max == u64::MAX
-                    && let Some(direct) = portal.prepared.of.direct()
-                {
-                    let columns = direct.columns();
-                    let formats = match columns {
-                        Some(columns) => expand_formats(&portal.result_formats, columns.len())?,
-                        None => Vec::new(),
-                    };
-                    let columns = columns.map(|columns| &**columns);
-                    if let Some(done) = self.run_direct(direct, &portal.values, columns, &formats, false).await? {
-                        if columns.is_some() {
-                            portal.state = PortalState::Exhausted { tag: done.tag };
-                        }
-                        return Ok(Some(self.complete_direct(done)));
-                    }
-                }
-                let parameters = self.decode(&portal.prepared, &portal.parameters, &portal.parameter_formats)?;
-                let ending = self.ending_of_extended();
-                match self.execute(statement, &parameters, true, ending).await? {
-                    Outcome::Rows { columns, batches, tag } => {
-                        check_columns(portal.prepared.of.description.columns.as_deref(), &columns)?;
-                        let formats = expand_formats(&portal.result_formats, columns.len())?;
-                        Rows { columns, formats, batches, batch: None, tag, held: None }
-                    }
-                    outcome => return self.finish(statement, outcome).await.map(Some),
-                }
             }
         };
         let (sent, all) = self.send_rows(&mut rows, rows_max).await?;

@@ -66,6 +66,15 @@ impl RowEncoder {
         self.next == self.rows
     }
 
+    /// Rows that were appended to the output.
+    pub(crate) fn sent(&self) -> usize {
+        self.next
+    }
+
+    pub(crate) fn left(&self) -> usize {
+        self.rows - self.next
+    }
+
     /// Appends up to `rows_max` rows to the output, and none after it is worth sending. Returns how many. 53200 for a row that there is no room for.
     pub(crate) fn encode(&mut self, wire: &mut Wire, rows_max: u64) -> Result<u64> {
         let first = self.next;

@@ -146,7 +146,14 @@ fn decode_array(value: Option<&Bytes>, format: i16, element: SqlType, settings: 
         _ => {
             let mut reader = TextReader::new(element, settings);
             let text = value.map(|bytes| std::str::from_utf8(bytes)).transpose();
-            let text = text.map_err(|_| malformed("it is not UTF-8"))?.unwrap_or("{}");
+            let text = text
+                .map_err(|_| {
+                    Error::new(
+                        SqlState::CHARACTER_NOT_IN_REPERTOIRE,
+                        "invalid byte sequence for encoding \"UTF8\" in a parameter",
+                    )
+                })?
+                .unwrap_or("{}");
             for item in text_items(text)? {
                 match item {
                     Some(item) => reader.append(&item)?,
@@ -164,8 +171,8 @@ fn decode_array(value: Option<&Bytes>, format: i16, element: SqlType, settings: 
     Ok(Arc::new(list.map_err(|error| Error::internal(format!("an array parameter: {error}")))?))
 }
 
-fn malformed(why: &str) -> Error {
-    Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: {why}"))
+fn malformed(text: &str) -> Error {
+    Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: \"{text}\""))
 }
 
 /// The items of an array's binary form: dimensions, whether NULLs occur, element oid, then for each dimension its length
@@ -206,43 +213,12 @@ fn binary_items(bytes: &[u8]) -> Result<Vec<Option<&[u8]>>> {
 
 /// The items of an array's text form, `{a,"b c",NULL}`.
 fn text_items(text: &str) -> Result<Vec<Option<String>>> {
-    let inner = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}'));
-    let inner = inner.ok_or_else(|| malformed("it must be in braces"))?;
-    let mut items = Vec::new();
-    if inner.trim().is_empty() {
+    if let Some(items) = tidepool_planner::array_items(text) {
         return Ok(items);
     }
-    let mut item = String::new();
-    let (mut quoted, mut was_quoted) = (false, false);
-    let mut characters = inner.chars();
-    loop {
-        match characters.next() {
-            Some('\\') => item.extend(characters.next()),
-            Some('"') => {
-                quoted = !quoted;
-                was_quoted = true;
-            }
-            Some('{' | '}') if !quoted => {
-                return Err(Error::unsupported("arrays of several dimensions are not supported as parameters"));
-            }
-            Some(character) if quoted || character != ',' => item.push(character),
-            end => {
-                if quoted {
-                    return Err(malformed("a quoted item does not end"));
-                }
-                let whole = std::mem::take(&mut item);
-                items.push(match whole.trim() {
-                    _ if was_quoted => Some(whole),
-                    "" => return Err(malformed("an item is missing")),
-                    null if null.eq_ignore_ascii_case("null") => None,
-                    plain => Some(plain.to_owned()),
-                });
-                was_quoted = false;
-                if end.is_none() {
-                    return Ok(items);
-                }
-            }
-        }
+    match text.trim_start().starts_with("{{") {
+        true => Err(Error::unsupported("arrays of several dimensions are not supported as parameters")),
+        false => Err(malformed(text)),
     }
 }
 

@@ -371,7 +371,7 @@ async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
     assert!(failed.batch_execute("SELECT 1 / 0").await.is_err());
     let mut ported = begin("SELECT 1").await;
     let transaction = ported.transaction().await.unwrap();
-    let portal = transaction.bind("SELECT id FROM accounts", &[]).await.unwrap();
+    let portal = transaction.bind(many, &[]).await.unwrap();
     assert_eq!(transaction.query_portal(&portal, 1).await.unwrap().len(), 1);
     let sleeping = begin("SELECT 1").await;
     let (waiting, blocking) = (begin("SELECT 1").await, begin("BEGIN; SELECT pg_advisory_xact_lock(5)").await);
@@ -486,6 +486,19 @@ async fn transactions_that_are_open_go_on() {
     let by_key = keyed.prepare("UPDATE accounts SET balance = balance + 1 WHERE id = $1").await.unwrap();
     keyed.batch_execute("BEGIN").await.unwrap();
     keyed.execute(&by_key, &[&1]).await.unwrap();
+    // Portals of the protocol, one of which has given all that it has.
+    let mut ported = begin("SELECT 1").await;
+    let ported = ported.transaction().await.unwrap();
+    ported.execute("UPDATE accounts SET balance = balance + 7 WHERE id = 2", &[]).await.unwrap();
+    let given = ported.bind("SELECT 5", &[]).await.unwrap();
+    assert_eq!(ported.query_portal(&given, 1).await.unwrap().len(), 1);
+    let left = ported.bind("SELECT id, name, n::text FROM parent WHERE id <= $1 ORDER BY id", &[&100]).await.unwrap();
+    let next = async |most: i32| -> Vec<(i32, Option<String>, Option<String>)> {
+        let rows = ported.query_portal(&left, most).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
+    };
+    let row = |id: i32, n: &str| (id, Some(format!("p{id}")), Some(n.to_owned()));
+    assert_eq!(next(5).await, [1, 2, 3, 4, 5].map(|id| row(id, "1.5")));
     let free = "SELECT string_agg(id::text, ',' ORDER BY id) FROM (SELECT id FROM parent WHERE id < 30 OR id > 100 FOR UPDATE SKIP LOCKED) s";
     let mut seen = None;
     for round in 1..=3 {
@@ -525,8 +538,15 @@ async fn transactions_that_are_open_go_on() {
         moving.batch_execute("UPDATE part SET v = v || 'x' WHERE k = 105").await.unwrap();
         fetching.batch_execute("UPDATE parent SET n = coalesce(n, 0) + 1 WHERE CURRENT OF own").await.unwrap();
         assert_eq!(one(&fetching, "FETCH 1 FROM numbers").await, (round + 2).to_string());
+        assert!(ported.query_portal(&given, 1).await.unwrap().is_empty());
+        assert_eq!(next(1).await, [row(round + 5, if round == 1 { "1.5" } else { "2" })]);
         until(&client, STREAMING, "1").await;
     }
+    let rest = next(0).await;
+    assert_eq!((rest.len(), rest.last()), (92, Some(&row(100, "1.5"))));
+    assert!(next(0).await.is_empty());
+    ported.commit().await.unwrap();
+    assert_eq!(one(&client, "SELECT balance FROM accounts WHERE id = 2").await, "7");
     // Each sees what it did.
     reading.batch_execute("ROLLBACK TO empty; COMMIT").await.unwrap();
     let own = "SELECT string_agg(id || ' ' || name || ' ' || n, ',' ORDER BY id) FROM parent WHERE id < 4 OR id IN (7, 105, 106) OR id > 200";

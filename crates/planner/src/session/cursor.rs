@@ -6,14 +6,12 @@ use super::{BatchStream, Outcome, ResultColumn, Session};
 use crate::facts::SessionFacts;
 use crate::locking;
 use crate::names::OutputNames;
-use crate::portable::{PortableBlockCursor, PortableColumn, PortableCursor};
+use crate::portable::{PortableBlockCursor, PortableCursor};
 use crate::query;
 use crate::statement::current::cursor_of;
 use crate::statement::{Command, FetchCount, Statement};
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
-use arrow_ipc::reader::StreamReader;
-use arrow_ipc::writer::StreamWriter;
 use futures::StreamExt;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -122,29 +120,9 @@ impl Cursor {
         if !self.is_settled {
             return Ok(None);
         }
-        let column = |column: &ResultColumn| {
-            Ok(PortableColumn {
-                name: column.name.clone(),
-                sql_type: serde_json::to_string(&column.sql_type)
-                    .map_err(|error| Error::internal(error.to_string()))?,
-                type_oid: column.type_oid,
-                type_modifier: column.type_modifier,
-                table_oid: column.table_oid,
-                attribute: column.attribute,
-            })
-        };
-        let mut rows = Vec::new();
-        if let Some(first) = self.rest.front() {
-            let shown = if has_ids { 0 } else { self.place.tables.len() }..first.num_columns();
-            let mut writer = StreamWriter::try_new(&mut rows, &part(first, shown.clone())?.schema())
-                .map_err(crate::errors::from_arrow)?;
-            for batch in &self.rest {
-                writer.write(&part(batch, shown.clone())?).map_err(crate::errors::from_arrow)?;
-            }
-            writer.finish().map_err(crate::errors::from_arrow)?;
-        }
-        let columns = self.columns.iter().map(column).collect::<Result<_>>()?;
-        Ok(Some(PortableCursor { name: self.place.cursor.clone(), columns, rows }))
+        let shown = if has_ids { 0 } else { self.place.tables.len() };
+        let batches = self.rest.iter().map(|batch| part(batch, shown..batch.num_columns()));
+        PortableCursor::of(&self.place.cursor, &self.columns, batches).map(Some)
     }
 }
 
@@ -400,28 +378,7 @@ impl Session {
 
     /// A cursor of another process, from a transaction that is over. Its rows begin with so many ids.
     fn opened(&mut self, portable: &PortableCursor, ids: usize) -> Result<Cursor> {
-        let column = |column: &PortableColumn| {
-            Ok(ResultColumn {
-                name: column.name.clone(),
-                sql_type: serde_json::from_str(&column.sql_type).map_err(damaged)?,
-                type_oid: column.type_oid,
-                type_modifier: column.type_modifier,
-                table_oid: column.table_oid,
-                attribute: column.attribute,
-            })
-        };
-        let columns = portable.columns.iter().map(column).collect::<Result<Vec<_>>>()?;
-        let mut rest = VecDeque::new();
-        if !portable.rows.is_empty() {
-            let reader = StreamReader::try_new(portable.rows.as_slice(), None).map_err(damaged)?;
-            for batch in reader {
-                let batch = batch.map_err(damaged)?;
-                if batch.num_columns() != ids + columns.len() {
-                    return Err(damaged("its rows have other columns"));
-                }
-                rest.push_back(batch);
-            }
-        }
+        let (columns, rest) = portable.read(ids)?;
         let bytes: usize = rest.iter().map(RecordBatch::get_array_memory_size).sum();
         let held = self.hold(SETTLED_BYTES + bytes as u64)?;
         let place = Place { cursor: portable.name.clone(), tables: Vec::new(), locks: false, is_held: true, row: None };
@@ -455,7 +412,7 @@ impl Session {
     }
 }
 
-fn damaged(what: impl std::fmt::Display) -> Error {
+pub(super) fn damaged(what: impl std::fmt::Display) -> Error {
     Error::corrupted(format!("a cursor that was passed on is damaged: {what}"))
 }
 

@@ -1,19 +1,90 @@
 //! Sessions that another process goes on with ([`PortableSession`]).
 
+use super::cursor::damaged;
 use super::prepared::Prepared;
 use super::transaction::Block;
-use super::{Session, first_settings};
+use super::{ResultColumn, Session, first_settings};
 use crate::advisory::{Key, Mode};
 use crate::catalog::SessionSequences;
 use crate::planner::Planner;
 use crate::portable::{
-    PortableBlock, PortableKey, PortableLock, PortableSession, PortableStatement, PortableTransaction,
+    PortableBlock, PortableColumn, PortableCursor, PortableKey, PortableLock, PortableSession, PortableStatement,
+    PortableTransaction,
 };
 use crate::statement;
+use arrow::array::RecordBatch;
+use arrow_ipc::reader::StreamReader;
+use arrow_ipc::writer::StreamWriter;
 use chrono::DateTime;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_heap::ClientAccount;
+
+impl PortableCursor {
+    /// Of the rows that a result has left. `batches` may have other columns before those of the result.
+    pub fn of(
+        name: &str,
+        columns: &[ResultColumn],
+        batches: impl IntoIterator<Item = Result<RecordBatch>>,
+    ) -> Result<PortableCursor> {
+        let column = |column: &ResultColumn| {
+            Ok(PortableColumn {
+                name: column.name.clone(),
+                sql_type: serde_json::to_string(&column.sql_type)
+                    .map_err(|error| Error::internal(error.to_string()))?,
+                type_oid: column.type_oid,
+                type_modifier: column.type_modifier,
+                table_oid: column.table_oid,
+                attribute: column.attribute,
+            })
+        };
+        let mut writer = None;
+        for batch in batches {
+            let batch = batch?;
+            let writer = match &mut writer {
+                Some(writer) => writer,
+                None => {
+                    let begun =
+                        StreamWriter::try_new(Vec::new(), &batch.schema()).map_err(crate::errors::from_arrow)?;
+                    writer.insert(begun)
+                }
+            };
+            writer.write(&batch).map_err(crate::errors::from_arrow)?;
+        }
+        // Which also says that these are all.
+        let rows = writer.map_or(Ok(Vec::new()), StreamWriter::into_inner).map_err(crate::errors::from_arrow)?;
+        let columns = columns.iter().map(column).collect::<Result<_>>()?;
+        Ok(PortableCursor { name: name.to_owned(), columns, rows })
+    }
+
+    /// The result's columns, and its rows, which have so many columns before those. XX001 where it is damaged.
+    pub fn read(&self, before: usize) -> Result<(Vec<ResultColumn>, VecDeque<RecordBatch>)> {
+        let column = |column: &PortableColumn| {
+            Ok(ResultColumn {
+                name: column.name.clone(),
+                sql_type: serde_json::from_str(&column.sql_type).map_err(damaged)?,
+                type_oid: column.type_oid,
+                type_modifier: column.type_modifier,
+                table_oid: column.table_oid,
+                attribute: column.attribute,
+            })
+        };
+        let columns = self.columns.iter().map(column).collect::<Result<Vec<_>>>()?;
+        let mut rest = VecDeque::new();
+        if !self.rows.is_empty() {
+            let reader = StreamReader::try_new(self.rows.as_slice(), None).map_err(damaged)?;
+            for batch in reader {
+                let batch = batch.map_err(damaged)?;
+                if batch.num_columns() != before + columns.len() {
+                    return Err(damaged("its rows have other columns"));
+                }
+                rest.push_back(batch);
+            }
+        }
+        Ok((columns, rest))
+    }
+}
 
 impl Session {
     /// Rises whenever what it knows of sequences may have changed, which statements do that go to their rows by themselves. All else that goes over

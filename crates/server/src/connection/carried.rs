@@ -37,6 +37,15 @@ impl Connection {
         let carried = portable.statements.into_iter().map(|prepared| (prepared.statement.name.clone(), prepared));
         let mut connection = Connection::with(service, wire, session, registration, (account, held));
         connection.carried = carried.collect();
+        // They end with their transaction, and are lost with it.
+        if connection.session.transaction_status() == TransactionStatus::InTransaction
+            && let Some(transaction) = portable.transaction
+        {
+            for portal in transaction.portals {
+                let name = portal.rows.name.clone();
+                connection.portals.insert(name, Portal::of_portable(portal, &connection.account)?);
+            }
+        }
         connection.idle_since = Some(Instant::now());
         Ok(connection)
     }
@@ -77,17 +86,29 @@ impl Connection {
             && !self.implicit_block
     }
 
-    /// Those that the client may yet ask for rows end with their transaction.
-    fn has_no_open_portals(&self) -> bool {
-        let is_over = |portal: &Portal| matches!(portal.state, PortalState::Exhausted { .. } | PortalState::Done);
-        self.portals.values().all(is_over)
+    /// Otherwise the transaction that they belong to does not.
+    fn portals_go_over(&self) -> bool {
+        self.portals.values().all(Portal::goes_over)
+    }
+
+    /// Reads what cursors and portals have left, as far as it may go over.
+    async fn settle_results(&mut self) {
+        self.session.settle_cursors(BYTES_MAX).await;
+        for portal in self.portals.values_mut() {
+            if let PortalState::Open(rows) = &mut portal.state {
+                rows.settle(BYTES_MAX).await;
+            }
+        }
     }
 
     /// `None` while it cannot go over.
     pub(super) fn written(&mut self) -> Option<Vec<u8>> {
         let mut portable = self.session.to_portable(BYTES_MAX)?;
-        if self.has_no_open_portals() {
+        if self.portals_go_over() {
             portable.transaction = self.session.portable_transaction();
+        }
+        if let Some(transaction) = &mut portable.transaction {
+            transaction.portals = self.portals.iter().filter_map(|(name, portal)| portal.to_portable(name)).collect();
         }
         portable.id = self.home_id().unwrap_or(portable.id);
         // Last of all, as the connection goes on another way from then on if it has TLS.
@@ -127,10 +148,10 @@ impl Connection {
             return Ok(());
         }
         if stage != Stage::Nothing {
-            self.session.settle_cursors(BYTES_MAX).await;
+            self.settle_results().await;
         }
         let is_whole =
-            self.session.is_whole_elsewhere() || (self.session.transaction_goes_over() && self.has_no_open_portals());
+            self.session.is_whole_elsewhere() || (self.session.transaction_goes_over() && self.portals_go_over());
         if stage == Stage::Asking && is_whole && self.is_idle() {
             return self.stop_early().await;
         }
