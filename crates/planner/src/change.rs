@@ -14,7 +14,7 @@ use crate::statement::current::cursor_of;
 use crate::statement::{fold, parse_expression, parse_query};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider as DataFusionTable;
-use datafusion::common::Column;
+use datafusion::common::{Column, TableReference};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Cast, Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
@@ -152,8 +152,9 @@ impl Change {
         } else {
             columns.iter().map(|column| input(1 + column)).collect()
         };
-        let qualified =
-            |(column, value): (usize, Expr)| value.alias_qualified(Some(alias.as_str()), &def.columns[column].name);
+        let qualified = |(column, value): (usize, Expr)| {
+            value.alias_qualified(Some(TableReference::bare(alias.as_str())), &def.columns[column].name)
+        };
         outputs.extend(values.into_iter().enumerate().map(qualified));
         let width = if is_update { 1 + row } else { 1 };
         outputs.extend((1 + row..source.schema().fields().len()).map(input));

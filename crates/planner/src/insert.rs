@@ -13,7 +13,7 @@ use crate::upsert::{self, Clause};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::DFSchema;
+use datafusion::common::{DFSchema, TableReference};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
@@ -289,7 +289,7 @@ impl Target {
                     Some(expr) => expr,
                     None => default(state, facts, column.default.as_deref(), column.sql_type)?,
                 };
-                Ok(expr.alias_qualified(Some(self.alias.as_str()), &column.name))
+                Ok(expr.alias_qualified(Some(TableReference::bare(self.alias.as_str())), &column.name))
             })
             .collect::<Result<Vec<_>>>()?;
         LogicalPlanBuilder::from(source)

@@ -16,7 +16,7 @@ use crate::statement::{Overriding, fold, parse_expression, parse_query};
 use crate::walk::walk_mut;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider as DataFusionTable;
-use datafusion::common::{DFSchema, ScalarValue};
+use datafusion::common::{DFSchema, ScalarValue, TableReference};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Case, Cast, EmptyRelation, Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::sql::sqlparser::ast::{self, VisitorMut};
@@ -157,8 +157,9 @@ impl Merge {
         let input = |index: usize| Expr::Column(joined.schema().qualified_field(index).into());
         let id = Expr::Cast(Cast::new(Box::new(input(0)), DataType::Int64));
         let mut outputs = vec![id.alias(ROW_ID), input(1).alias(SOURCE)];
-        let row = (0..width)
-            .map(|column| input(FIRST + column).alias_qualified(Some(alias.as_str()), &def.columns[column].name));
+        let row = (0..width).map(|column| {
+            input(FIRST + column).alias_qualified(Some(TableReference::bare(alias.as_str())), &def.columns[column].name)
+        });
         outputs.extend(row);
         let others = (FIRST + width)..joined.schema().fields().len();
         outputs.extend(others.filter(|index| joined.schema().field(*index).name() != PRESENT).map(input));
@@ -182,7 +183,7 @@ impl Merge {
         let mut outputs = vec![column(&chosen, 0), number.clone()];
         for (position, definition) in def.columns.iter().enumerate() {
             let value = made(&number, &planned, position, &tidepool_table::arrow_type(definition.sql_type))?;
-            outputs.push(value.alias_qualified(Some(alias.as_str()), &definition.name));
+            outputs.push(value.alias_qualified(Some(TableReference::bare(alias.as_str())), &definition.name));
         }
         outputs.extend((FIRST + width..columns).map(|index| column(&chosen, index)));
         let plan = project(chosen, outputs)?;

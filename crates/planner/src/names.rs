@@ -80,7 +80,7 @@ impl OutputNames {
 const SHARED: char = '\u{1}';
 
 /// A name for one of several outputs that share theirs.
-fn shared(name: &str, place: usize) -> Ident {
+pub fn shared(name: &str, place: usize) -> Ident {
     Ident::with_quote('"', format!("{name}{SHARED}{place}"))
 }
 

@@ -115,7 +115,7 @@ pub fn parameter(expr: &Expr) -> Option<usize> {
 }
 
 /// A type's oid; `None` where it is not known, which planning reports.
-fn type_oid(data_type: &ast::DataType) -> Option<u32> {
+pub fn type_oid(data_type: &ast::DataType) -> Option<u32> {
     if let ast::DataType::Array(ast::ArrayElemTypeDef::SquareBracket(element, _)) = data_type
         && let Some(array) = system_oid(element, true)
     {

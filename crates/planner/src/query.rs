@@ -703,9 +703,14 @@ pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &Output
 
 /// Type oids of a plan's parameters, those given first, the rest as inferred, text where nothing tells.
 pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
-    let inferred = crate::with_queries::parameter_fields(plan)?;
+    parameter_oids_of([plan], given)
+}
+
+/// As `parameter_oids`, of a statement with several plans.
+pub fn parameter_oids_of<'p>(plans: impl IntoIterator<Item = &'p LogicalPlan>, given: &[u32]) -> Result<Vec<u32>> {
+    let inferred = plans.into_iter().map(crate::with_queries::parameter_fields).collect::<Result<Vec<_>>>()?;
     let mut oids = given.to_vec();
-    for (name, field) in inferred {
+    for (name, field) in inferred.into_iter().flatten() {
         let Some(index) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok()) else {
             return Err(Error::new(SqlState::UNDEFINED_PARAMETER, format!("there is no parameter {name}")));
         };

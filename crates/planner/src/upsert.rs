@@ -161,6 +161,11 @@ impl Clause {
 }
 
 impl Plan {
+    /// What it computes beside the rows that are to be inserted.
+    pub fn plans(&self) -> impl Iterator<Item = &LogicalPlan> {
+        self.update.iter().flat_map(|update| std::iter::once(&update.values).chain(&update.returning))
+    }
+
     pub fn ready(
         &self,
         state: &SessionState,

@@ -283,6 +283,7 @@ async fn parameters() {
 async fn types_that_the_text_settles() {
     let (_server, client) = TestServer::start_connected().await;
     client.batch_execute("CREATE TABLE typed (a int, b text, c char(4), d date)").await.unwrap();
+    client.batch_execute("CREATE TABLE once (k text PRIMARY KEY, n int, d date)").await.unwrap();
     client.batch_execute("INSERT INTO typed VALUES (1, 'x', 'ab', '2020-01-02'), (2, 'y', 'cd', NULL)").await.unwrap();
     for (sql, types) in [
         (
@@ -294,6 +295,10 @@ async fn types_that_the_text_settles() {
         ("SELECT a FROM typed WHERE b <> ALL($1) AND d = ANY($2)", vec![Type::TEXT_ARRAY, Type::DATE_ARRAY]),
         ("SELECT a FROM typed WHERE c = $1", vec![Type::BPCHAR]),
         ("INSERT INTO typed (b, a) SELECT $1, $2::int", vec![Type::TEXT, Type::INT4]),
+        (
+            "INSERT INTO once VALUES ($1, $2) ON CONFLICT (k) DO UPDATE SET n = once.n + $3, d = $4 WHERE once.n < $5 RETURNING k || $6",
+            vec![Type::TEXT, Type::INT4, Type::INT4, Type::DATE, Type::INT4, Type::TEXT],
+        ),
     ] {
         let statement = client.prepare(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         assert_eq!(statement.params(), types, "{sql}");

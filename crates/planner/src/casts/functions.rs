@@ -138,7 +138,8 @@ impl ScalarUDFImpl for ReadArray {
 
 pub(super) fn read_items(text: &str) -> Result<Vec<Option<String>>> {
     crate::catalog::array_items(text).ok_or_else(|| {
-        let is_nested = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
+        let within = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+        let is_nested = within.is_some_and(|within| within.trim_start().starts_with('{'));
         carry(match is_nested {
             true => Error::unsupported(format!("array literal \"{text}\" is not supported")),
             false => Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: \"{text}\"")),

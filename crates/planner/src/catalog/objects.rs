@@ -39,6 +39,7 @@ pub const INDEX_ACCESS_METHOD: u32 = 403;
 /// Oids of catalogue tables that descriptions and dependencies refer to.
 pub const PG_CLASS: u32 = 1259;
 pub const PG_ATTRDEF: u32 = 2604;
+pub const PG_REWRITE: u32 = 2618;
 
 const RULE_BASE: u32 = 0x6000_0000;
 const DEFAULT_BASE: u32 = 0x8000_0000;

@@ -12,7 +12,7 @@ use crate::facts::SessionFacts;
 use crate::session::TransactionStatus;
 use datafusion::common::Result;
 use std::sync::atomic::Ordering;
-use tidepool_base::{SchemaId, SqlType};
+use tidepool_base::{SchemaId, SqlType, TableId};
 use tidepool_database::AccessObject;
 use tidepool_table::{Identity, Table};
 
@@ -162,7 +162,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         "pg_inherits" => super::partitions::inherits(facts, rows),
         "pg_partitioned_table" => super::partitions::partitioned(facts, rows),
         "pg_proc" => procedures::fill(rows),
-        "pg_depend" => super::sequences::dependencies(facts, rows),
+        "pg_depend" => {
+            super::sequences::dependencies(facts, rows);
+            rules(facts, rows);
+        }
         "pg_sequence" | "pg_sequences" => super::sequences::fill(name, facts, rows),
         "pg_range" => ranges(rows),
         "pg_rewrite" => {
@@ -724,6 +727,32 @@ fn statistics(facts: &SessionFacts, rows: &mut Rows) {
                 ("avg_width", (column_statistics.value_bytes_avg.round() as i64).into()),
                 ("n_distinct", distinct.into()),
             ]);
+        }
+    }
+}
+
+/// Of each view's rule, in `pg_depend`: it is the view's, and it needs what its query names.
+fn rules(facts: &SessionFacts, rows: &mut Rows) {
+    for view in facts.version.catalog.views.values() {
+        let mut needs = |relation: TableId, column: u32, kind: &'static str| {
+            rows.push([
+                ("classid", PG_REWRITE.into()),
+                ("objid", rule_oid(view.id.0).into()),
+                ("objsubid", 0.into()),
+                ("refclassid", PG_CLASS.into()),
+                ("refobjid", relation.0.into()),
+                ("refobjsubid", column.into()),
+                ("deptype", kind.into()),
+            ]);
+        };
+        needs(view.id, 0, "i");
+        for relation in &view.relations {
+            let mut used = relation.columns.iter().filter(|column| column.used).peekable();
+            // One whose rows alone count.
+            if used.peek().is_none() {
+                needs(relation.id, 0, "n");
+            }
+            used.for_each(|column| needs(relation.id, column.number.into(), "n"));
         }
     }
 }

@@ -302,13 +302,18 @@ pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
             }
         }
         let mut end = true;
-        for character in characters.by_ref() {
+        let mut escaped = false;
+        while let Some(character) = characters.next() {
             match character {
                 ',' => {
                     end = false;
                     break;
                 }
                 '{' | '}' => return None,
+                '\\' if !quoted => {
+                    item.push(characters.next()?);
+                    escaped = true;
+                }
                 other if quoted && !other.is_whitespace() => return None,
                 _ if quoted => {}
                 other => item.push(other),
@@ -317,7 +322,11 @@ pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
         if !quoted {
             item.truncate(item.trim_end().len());
         }
-        items.push(if !quoted && item.eq_ignore_ascii_case("null") { None } else { Some(item) });
+        if !quoted && item.is_empty() {
+            return None;
+        }
+        let is_null = !quoted && !escaped && item.eq_ignore_ascii_case("null");
+        items.push((!is_null).then_some(item));
         if end {
             return Some(items);
         }
@@ -728,12 +737,16 @@ impl Rewriter {
                     if let [array] = array_exprs.as_mut_slice() {
                         super::syntax::flatten(array);
                     }
-                    // DataFusion's own, but for the name of the column.
-                    if let Some(alias) = alias
-                        && alias.columns.is_empty()
-                        && array_exprs.len() == 1
-                    {
-                        alias.columns = vec![TableAliasColumnDef { name: alias.name.clone(), data_type: None }];
+                    super::syntax::tell_apart(array_exprs);
+                    // DataFusion's own, but for the names of the columns.
+                    let own = identifier("unnest");
+                    let alias = alias.get_or_insert_with(|| table_alias(own.clone(), vec![]));
+                    if array_exprs.len() == 1 && alias.columns.is_empty() {
+                        alias.columns.push(TableAliasColumnDef { name: alias.name.clone(), data_type: None });
+                    }
+                    for place in 0..array_exprs.len().saturating_sub(alias.columns.len()) {
+                        let name = if place == 0 { own.clone() } else { crate::names::shared(&own.value, place) };
+                        alias.columns.push(TableAliasColumnDef { name, data_type: None });
                     }
                     return;
                 }

@@ -468,6 +468,16 @@ pub fn flatten(array: &mut Expr) {
     }
 }
 
+/// Arrays that are written alike are told apart, as the columns that are made of them have to have names of their own.
+pub fn tell_apart(arrays: &mut [Expr]) {
+    let written = arrays.to_vec();
+    for (at, array) in arrays.iter_mut().enumerate() {
+        for _ in written[..at].iter().filter(|before| **before == written[at]) {
+            *array = call("coalesce", vec![take(array)]);
+        }
+    }
+}
+
 /// Offsets of a window's frame stay as they were written: they must be constants that can be seen.
 pub fn restore_frame(frame: &mut WindowFrame) {
     for bound in std::iter::once(&mut frame.start_bound).chain(&mut frame.end_bound) {

@@ -54,7 +54,7 @@ impl Session {
     ) -> Result<Outcome> {
         self.check_writable("CALL")?;
         let procedure = self.procedure(name, arguments.len())?;
-        let types: Vec<_> = procedure.arguments.iter().map(|argument| Some(argument.sql_type)).collect();
+        let types: Vec<_> = procedure.arguments.iter().map(|argument| Some(argument.sql_type.to_string())).collect();
         let values = self.evaluated(arguments, &types, parameters).await?;
         let running = self.running(text);
         self.write(running, move |transaction, _| {

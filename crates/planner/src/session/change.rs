@@ -180,6 +180,12 @@ impl Source {
     }
 
     /// It says what becomes of rows whose keys others have.
+    /// Type oids of its parameters, those given first.
+    pub fn parameter_oids(&self, given: &[u32]) -> Result<Vec<u32>> {
+        let further = self.shape.conflict.iter().flat_map(upsert::Plan::plans);
+        query::parameter_oids_of(std::iter::once(&self.plan).chain(further), given)
+    }
+
     pub fn has_conflict(&self) -> bool {
         self.shape.conflict.is_some()
     }

@@ -104,7 +104,7 @@ pub(crate) fn describe_command(facts: &Arc<SessionFacts>, command: &Command, giv
             };
             let (reading, fields) = Source::read(facts, command, &given)?;
             let source = reading.plan(&state, facts, query::fields_of_oids(&fields))?;
-            let parameters = query::parameter_oids(&source.plan, &fields)?;
+            let parameters = source.parameter_oids(&fields)?;
             if !source.returns() {
                 return Ok(Description { parameters, columns: None });
             }

@@ -57,8 +57,11 @@ impl Session {
                 format!("prepared statement \"{name}\" already exists"),
             ));
         }
-        let types =
-            types.iter().map(|data_type| types::sql_type(data_type).map(SqlType::oid)).collect::<Result<Vec<_>>>()?;
+        let oid = |data_type: &ast::DataType| match data_type {
+            ast::DataType::Array(_) if let Some(oid) = crate::parameters::type_oid(data_type) => Ok(oid),
+            data_type => types::sql_type(data_type).map(SqlType::oid),
+        };
+        let types = types.iter().map(oid).collect::<Result<Vec<_>>>()?;
         let description = Box::pin(self.describe_inner(statement, &types)).await?;
         let held = self.hold(statement.bytes() + (name.len() + 4 * description.parameters.len()) as u64)?;
         let types = description.parameters;
@@ -91,7 +94,7 @@ impl Session {
                 arguments.len()
             )));
         }
-        let types: Vec<_> = prepared.types.iter().map(|oid| types::sql_type_of_oid(*oid)).collect();
+        let types: Vec<_> = prepared.types.iter().map(|oid| type_name(*oid)).collect();
         self.evaluated(arguments, &types, &[]).await
     }
 
@@ -99,7 +102,7 @@ impl Session {
     pub(super) async fn evaluated(
         &self,
         expressions: &[ast::Expr],
-        types: &[Option<SqlType>],
+        types: &[Option<String>],
         parameters: &[ArrayRef],
     ) -> Result<Vec<ArrayRef>> {
         let mut values = Vec::with_capacity(expressions.len());
@@ -141,4 +144,10 @@ impl Session {
             }
         }
     }
+}
+
+/// As a cast names the type.
+fn type_name(oid: u32) -> Option<String> {
+    let array = || types::element_of_oid(oid).map(|element| format!("{element}[]"));
+    types::sql_type_of_oid(oid).map(|sql_type| sql_type.to_string()).or_else(array)
 }

@@ -170,9 +170,13 @@ pub fn functions() -> Vec<Function> {
         })
         .stable(),
         // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
-        Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
+        Function::new("timezone", TIME_ZONES, "timestamp", |call, args| {
             let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
-            let zone = parse_zone(args[0].as_str())?;
+            let zone = match &args[0] {
+                // As `+hh:mm` of a timestamp, and not as a zone's name has its sign.
+                Value::Interval(interval) => zone_of(interval)?,
+                name => parse_zone(name.as_str())?,
+            };
             Ok(Value::Timestamp(match call.arg_types.get(1) {
                 Some(DataType::Timestamp(_, Some(_))) => micros_of(local(micros, zone)?),
                 _ => to_utc(naive(micros)?, zone),
@@ -307,6 +311,18 @@ pub fn date_text(days: i32) -> String {
 
 pub fn timestamp_text(micros: i64) -> String {
     naive(micros).map_or_else(|_| String::new(), |time| time.format("%Y-%m-%d %H:%M:%S%.f").to_string())
+}
+
+/// Whichever way the zone is given.
+const TIME_ZONES: &[&[super::Type]] =
+    &[&[Text, Timestamp], &[Text, TimestampTz], &[Interval, Timestamp], &[Interval, TimestampTz]];
+
+/// So far east of UTC. 22023 for days and months.
+fn zone_of(interval: &IntervalMonthDayNano) -> Result<Zone> {
+    if interval.months != 0 || interval.days != 0 {
+        return Err(invalid("interval time zone must not include months or days".to_owned()));
+    }
+    i32::try_from(interval.nanoseconds / 1_000_000_000).map(Zone::Fixed).map_err(|_| overflow())
 }
 
 pub fn parse_zone(name: &str) -> Result<Zone> {
