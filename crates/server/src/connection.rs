@@ -944,7 +944,7 @@ impl Connection {
             Outcome::Rows { columns, batches, tag } => {
                 check_columns(prepared.of.description.columns.as_deref(), &columns)?;
                 let formats = expand_formats(&portal.result_formats, columns.len())?;
-                portal.state = PortalState::Open(Rows::new(columns, formats, batches, tag));
+                portal.state = PortalState::Open(Box::new(Rows::new(columns, formats, batches, tag)));
                 self.run_open(portal, rows_max).await
             }
             outcome => self.finish(statement, outcome).await.map(Some),

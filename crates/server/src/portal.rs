@@ -44,7 +44,7 @@ pub(crate) enum PortalState {
     /// Not run yet.
     Ready,
     /// Runs, or waits for the client to ask for more rows.
-    Open(Rows),
+    Open(Box<Rows>),
     /// Gave all its rows.
     Exhausted { tag: Cow<'static, str> },
     /// Ran and had no rows to give, or failed.
@@ -171,7 +171,7 @@ impl Portal {
             parameter_formats: Vec::new(),
             values: Vec::new(),
             result_formats: portable.formats,
-            state: PortalState::Open(rows),
+            state: PortalState::Open(Box::new(rows)),
             _held: [None, None],
         })
     }
