@@ -99,7 +99,7 @@ mod with_queries;
 mod workload;
 
 pub use ahead::{LookedAt, StatementInUse};
-pub use catalog::array_items;
+pub use casts::read_array_items;
 pub use catalog::function_names;
 pub use direct::RowSink;
 pub use direct::datum::Datum;
@@ -114,7 +114,7 @@ pub use portable::{
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
-    PreparedStatement, ResultColumn, Routed, RoutedText, Session, TransactionStatus, share_commits,
+    PreparedStatement, ReadAhead, ResultColumn, Routed, RoutedText, Session, TransactionStatus, share_commits,
 };
 pub use settings::POSTGRES_VERSION_NUMBER;
 pub use statement::{Statement, Unfinished, parse};

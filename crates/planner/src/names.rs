@@ -80,7 +80,7 @@ impl OutputNames {
 const SHARED: char = '\u{1}';
 
 /// A name for one of several outputs that share theirs.
-pub fn shared(name: &str, place: usize) -> Ident {
+fn shared(name: &str, place: usize) -> Ident {
     Ident::with_quote('"', format!("{name}{SHARED}{place}"))
 }
 
@@ -488,7 +488,9 @@ impl VisitorMut for Prepare {
     }
 
     fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
-        if let TableFactor::Table { alias: Some(alias), .. } | TableFactor::Derived { alias: Some(alias), .. } = factor
+        if let TableFactor::Table { alias: Some(alias), .. }
+        | TableFactor::Derived { alias: Some(alias), .. }
+        | TableFactor::UNNEST { alias: Some(alias), .. } = factor
         {
             name_columns(alias, &mut self.shared);
         }

@@ -36,8 +36,8 @@ use texts::{abbreviate, ends_transaction, rows_loaded};
 use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{
-    CancelHandle, Datum, DirectDone, DirectStatement, Outcome, PortablePrepared, ResultColumn, Session, Statement,
-    TransactionStatus, plain_error,
+    CancelHandle, Datum, DirectDone, DirectStatement, Outcome, PortablePrepared, ReadAhead, ResultColumn, Session,
+    Statement, TransactionStatus, plain_error,
 };
 use tokio::sync::watch;
 
@@ -583,7 +583,7 @@ impl Connection {
                 self.send_notices();
                 let formats = vec![0; columns.len()];
                 backend::row_description(&mut self.wire.output, &columns, &formats);
-                let mut rows = Rows::new(columns, formats, batches, tag);
+                let mut rows = Rows::new(columns, formats, ReadAhead::new(batches), tag);
                 let (sent, _) = self.send_rows(&mut rows, u64::MAX).await?;
                 Ok(Some(self.complete(format!("{tag} {sent}"), 0)))
             }
@@ -680,8 +680,7 @@ impl Connection {
             if sent == rows_max {
                 return Ok((sent, false));
             }
-            let next = attended(&mut self.wire, &self.cancel, pin!(rows.next())).await?;
-            match next {
+            match attended(&mut self.wire, &self.cancel, pin!(rows.batches.next())).await? {
                 Some(batch) => {
                     let batch = batch?;
                     let encoder = caught(|| RowEncoder::new(&batch, &rows.columns, &rows.formats, &settings))?;
@@ -879,8 +878,8 @@ impl Connection {
     async fn execute_portal(&mut self, name: &str, rows_max: u32) -> Result<(), Trouble> {
         // Out of the map while it runs, so that a failure leaves nothing half run behind.
         let mut portal = self.portals.remove(name).ok_or_else(|| self.no_portal(name))?;
+        let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
         let Some(prepared) = portal.prepared.clone() else {
-            let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
             self.run_open(&mut portal, rows_max).await?;
             self.portals.insert(name.to_owned(), portal);
             return Ok(());
@@ -894,7 +893,6 @@ impl Connection {
         if matches!(portal.state, PortalState::Ready) && !Message::next_is_sync(&self.wire.input) {
             self.begin_implicit_block();
         }
-        let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
         let start = Instant::now();
         let result = self.run_portal(&mut portal, &prepared, &statement, rows_max).await;
         self.count(statement.text(), start, &result);
@@ -944,7 +942,7 @@ impl Connection {
             Outcome::Rows { columns, batches, tag } => {
                 check_columns(prepared.of.description.columns.as_deref(), &columns)?;
                 let formats = expand_formats(&portal.result_formats, columns.len())?;
-                portal.state = PortalState::Open(Box::new(Rows::new(columns, formats, batches, tag)));
+                portal.state = PortalState::Open(Box::new(Rows::new(columns, formats, ReadAhead::new(batches), tag)));
                 self.run_open(portal, rows_max).await
             }
             outcome => self.finish(statement, outcome).await.map(Some),

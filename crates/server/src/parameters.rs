@@ -154,7 +154,7 @@ fn decode_array(value: Option<&Bytes>, format: i16, element: SqlType, settings: 
                     )
                 })?
                 .unwrap_or("{}");
-            for item in text_items(text)? {
+            for item in tidepool_planner::read_array_items(text)? {
                 match item {
                     Some(item) => reader.append(&item)?,
                     None => reader.append_null(),
@@ -169,10 +169,6 @@ fn decode_array(value: Option<&Bytes>, format: i16, element: SqlType, settings: 
     }
     let list = ListArray::try_new(field, OffsetBuffer::from_lengths([items.len()]), items, None);
     Ok(Arc::new(list.map_err(|error| Error::internal(format!("an array parameter: {error}")))?))
-}
-
-fn malformed(text: &str) -> Error {
-    Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: \"{text}\""))
 }
 
 /// The items of an array's binary form: dimensions, whether NULLs occur, element oid, then for each dimension its length
@@ -209,17 +205,6 @@ fn binary_items(bytes: &[u8]) -> Result<Vec<Option<&[u8]>>> {
         rest = tail;
     }
     Ok(items)
-}
-
-/// The items of an array's text form, `{a,"b c",NULL}`.
-fn text_items(text: &str) -> Result<Vec<Option<String>>> {
-    if let Some(items) = tidepool_planner::array_items(text) {
-        return Ok(items);
-    }
-    match text.trim_start().starts_with("{{") {
-        true => Err(Error::unsupported("arrays of several dimensions are not supported as parameters")),
-        false => Err(malformed(text)),
-    }
 }
 
 /// The type a parameter of type `oid` is held in. What has no type of its own here travels as its text.

@@ -46,10 +46,10 @@ pub(crate) const BYTES_MAX: usize = 4 << 20;
 const STOP_WITHIN: Duration = Duration::from_millis(500);
 const STOP_WITHIN_PART: u32 = 10;
 
-/// Connections that are idle stop, or begin, so many in a millisecond: those that are busy have the same threads.
-const IDLE_IN_A_MILLISECOND: u32 = 16;
+/// Connections that are idle stop, begin, or are let go of so many in a millisecond: those that are busy have the same processors.
+pub(crate) const IDLE_IN_A_MILLISECOND: u32 = 16;
 
-/// How long after another host has the database connections of a process that ends then hear of it.
+/// How long after another host has the database the connections of a process hear of it, if that process ends then.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 
 /// How long after the first the idle connection with this number has its turn.

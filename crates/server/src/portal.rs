@@ -3,13 +3,11 @@
 use crate::encode::RowEncoder;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use futures::StreamExt;
 use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_heap::{ClientAccount, Held, Reservation};
-use tidepool_planner::{BatchStream, Datum, PortableCursor, PortablePortal, PreparedStatement, ResultColumn};
+use tidepool_planner::{Datum, PortableCursor, PortablePortal, PreparedStatement, ReadAhead, ResultColumn};
 
 /// What a portal of another process takes beside its rows.
 const SETTLED_BYTES: u64 = 4 << 10;
@@ -55,11 +53,7 @@ pub(crate) enum PortalState {
 pub(crate) struct Rows {
     pub(crate) columns: Vec<ResultColumn>,
     pub(crate) formats: Vec<i16>,
-    batches: BatchStream,
-    /// Batches that were read ahead of what the client asked for.
-    ahead: VecDeque<RecordBatch>,
-    /// There are no others behind those.
-    is_settled: bool,
+    pub(crate) batches: ReadAhead,
     pub(crate) batch: Option<EncodedBatch>,
     pub(crate) tag: Cow<'static, str>,
     /// Once they wait for the client to ask for more.
@@ -76,50 +70,17 @@ impl Rows {
     pub(crate) fn new(
         columns: Vec<ResultColumn>,
         formats: Vec<i16>,
-        batches: BatchStream,
+        batches: ReadAhead,
         tag: impl Into<Cow<'static, str>>,
     ) -> Rows {
-        let (ahead, tag) = (VecDeque::new(), tag.into());
-        Rows { columns, formats, batches, ahead, is_settled: false, batch: None, tag, held: None }
-    }
-
-    /// The next batch. Loses nothing when dropped.
-    pub(crate) async fn next(&mut self) -> Option<Result<RecordBatch>> {
-        match self.ahead.pop_front() {
-            Some(batch) => Some(Ok(batch)),
-            None if self.is_settled => None,
-            None => self.batches.next().await,
-        }
-    }
-
-    /// Reads what is left, until that is more than `bytes_max`.
-    pub(crate) async fn settle(&mut self, bytes_max: usize) {
-        let mut bytes: usize = self.ahead.iter().map(RecordBatch::get_array_memory_size).sum();
-        while !self.is_settled && bytes <= bytes_max {
-            match self.batches.next().await {
-                Some(Ok(batch)) => {
-                    bytes += batch.get_array_memory_size();
-                    self.ahead.push_back(batch);
-                }
-                // For when the client asks for it.
-                Some(Err(error)) => {
-                    self.batches = Box::pin(futures::stream::iter([Err(error)]));
-                    break;
-                }
-                None => self.is_settled = true,
-            }
-        }
-    }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        self.is_settled
+        Rows { columns, formats, batches, batch: None, tag: tag.into(), held: None }
     }
 
     /// For another process. `None` while it has rows that are not read.
     fn to_portable(&self, name: &str) -> Option<PortablePortal> {
         let sent = self.batch.iter().map(|batch| batch.rows.slice(batch.encoder.sent(), batch.encoder.left()));
-        let left = sent.chain(self.ahead.iter().cloned()).filter(|batch| batch.num_rows() > 0).map(Ok);
-        let rows = self.is_settled.then(|| PortableCursor::of(name, &self.columns, left).ok()).flatten()?;
+        let left = sent.chain(self.batches.ahead().iter().cloned()).filter(|batch| batch.num_rows() > 0).map(Ok);
+        let rows = self.batches.is_settled().then(|| PortableCursor::of(name, &self.columns, left).ok()).flatten()?;
         Some(PortablePortal { rows, formats: self.formats.clone(), tag: self.tag.to_string() })
     }
 }
@@ -129,7 +90,7 @@ impl Portal {
     pub(crate) fn goes_over(&self) -> bool {
         match &self.state {
             PortalState::Ready => false,
-            PortalState::Open(rows) => rows.is_settled(),
+            PortalState::Open(rows) => rows.batches.is_settled(),
             PortalState::Exhausted { .. } | PortalState::Done => true,
         }
     }
@@ -152,19 +113,13 @@ impl Portal {
 
     /// One of another process. XX001 where it is damaged, 53200 where there is no room for it.
     pub(crate) fn of_portable(portable: PortablePortal, account: &Arc<ClientAccount>) -> Result<Portal> {
-        let (columns, ahead) = portable.rows.read(0)?;
+        let (columns, batches) = portable.rows.read(0)?;
         if portable.formats.len() != columns.len() {
             return Err(Error::corrupted("a portal that was passed on is damaged: its formats are not its columns'"));
         }
-        let bytes: usize = ahead.iter().map(RecordBatch::get_array_memory_size).sum();
-        let held = account.reserve(Held::Sessions, SETTLED_BYTES + bytes as u64)?;
-        let nothing = Box::pin(futures::stream::empty());
-        let rows = Rows {
-            ahead,
-            is_settled: true,
-            held: Some(held),
-            ..Rows::new(columns, portable.formats.clone(), nothing, portable.tag)
-        };
+        let held = account.reserve(Held::Sessions, SETTLED_BYTES + batches.bytes_held() as u64)?;
+        let mut rows = Rows::new(columns, portable.formats.clone(), batches, portable.tag);
+        rows.held = Some(held);
         Ok(Portal {
             prepared: None,
             parameters: Vec::new(),

@@ -3,6 +3,7 @@
 
 use crate::incoming::{positions, shut_down, unread};
 use crate::kept::{GoingOn, Left, Reason};
+use crate::passing::IDLE_IN_A_MILLISECOND;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,9 +19,8 @@ use zeroize::Zeroizing;
 const END_WAIT: Duration = Duration::from_secs(2);
 const END_LOOKS: Duration = Duration::from_micros(200);
 
-/// Idle sessions go on so many in a turn, and in between it is looked which of them have been asked for something.
+/// Some idle sessions go on in each turn, and after so many turns it is looked which others have been asked for something.
 const TURN: Duration = Duration::from_millis(1);
-const IDLE_IN_TURN: usize = 16;
 const TURNS_OF_LOOK: u32 = 4;
 
 /// A client's socket of the primary, and the pages of its connection.
@@ -150,7 +150,7 @@ pub(crate) fn gather(sessions: Vec<InheritedSession>, hand_on: &impl Fn(Inherite
             asked.into_iter().for_each(hand_on);
             idle = others;
         }
-        idle.drain(..IDLE_IN_TURN.min(idle.len())).for_each(hand_on);
+        idle.drain(..idle.len().min(IDLE_IN_A_MILLISECOND as usize)).for_each(hand_on);
     }
 }
 

@@ -15,7 +15,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(2);
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Every so many idle clients there is one with a cursor: an open one has a query heap, of which a server has a few hundred.
+/// Of so many idle clients one has a cursor that outlives its transaction.
 const CURSOR_EVERY: usize = 10;
 
 /// The longest that a transaction is open between two statements, in milliseconds.

@@ -110,7 +110,7 @@ impl ScalarUDFImpl for ReadArray {
             let mut reader = TextReader::new(self.of_items, &settings);
             let mut lengths = Vec::with_capacity(texts.len());
             for text in texts.as_string_view() {
-                let items = text.map_or_else(|| Ok(Vec::new()), read_items)?;
+                let items = text.map_or_else(|| Ok(Vec::new()), read_array_items).map_err(carry)?;
                 lengths.push(items.len());
                 for item in items {
                     match item {
@@ -136,14 +136,14 @@ impl ScalarUDFImpl for ReadArray {
     }
 }
 
-pub(super) fn read_items(text: &str) -> Result<Vec<Option<String>>> {
+/// The items of an array's text form, `{a,"b c",NULL}`. 22P02 where it is none, 0A000 for several dimensions.
+pub fn read_array_items(text: &str) -> std::result::Result<Vec<Option<String>>, Error> {
     crate::catalog::array_items(text).ok_or_else(|| {
         let within = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}'));
-        let is_nested = within.is_some_and(|within| within.trim_start().starts_with('{'));
-        carry(match is_nested {
+        match within.is_some_and(|within| within.trim_start().starts_with('{')) {
             true => Error::unsupported(format!("array literal \"{text}\" is not supported")),
             false => Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: \"{text}\"")),
-        })
+        }
     })
 }
 

@@ -14,5 +14,5 @@ mod plans;
 
 pub use after_coercion::Casts;
 pub use before_coercion::{Literals, decimal_literal, literal_like, untyped};
-pub use functions::{KEY, key, reads, watched};
+pub use functions::{KEY, key, read_array_items, reads, watched};
 pub use plans::{INSTANT, is_comparison, map_expressions, null, rewrite_plan};

@@ -744,10 +744,10 @@ impl Rewriter {
                     if array_exprs.len() == 1 && alias.columns.is_empty() {
                         alias.columns.push(TableAliasColumnDef { name: alias.name.clone(), data_type: None });
                     }
-                    for place in 0..array_exprs.len().saturating_sub(alias.columns.len()) {
-                        let name = if place == 0 { own.clone() } else { crate::names::shared(&own.value, place) };
-                        alias.columns.push(TableAliasColumnDef { name, data_type: None });
-                    }
+                    let named = alias.columns.len();
+                    let others =
+                        (named..array_exprs.len()).map(|_| TableAliasColumnDef { name: own.clone(), data_type: None });
+                    alias.columns.extend(others);
                     return;
                 }
                 ("unnest".to_owned(), args.collect(), alias, true)

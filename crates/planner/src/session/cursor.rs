@@ -2,6 +2,7 @@
 
 use super::change::part;
 use super::query::query_of;
+use super::read_ahead::ReadAhead;
 use super::{BatchStream, Outcome, ResultColumn, Session};
 use crate::facts::SessionFacts;
 use crate::locking;
@@ -12,9 +13,6 @@ use crate::statement::current::cursor_of;
 use crate::statement::{Command, FetchCount, Statement};
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
-use futures::StreamExt;
-use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_heap::Reservation;
@@ -22,12 +20,8 @@ use tidepool_table::TableDef;
 
 pub(super) struct Cursor {
     pub(super) columns: Vec<ResultColumn>,
-    /// Never locked: a stream alone is not `Sync`, and a session that is not could not be lent across an await.
-    batches: Mutex<BatchStream>,
-    /// Rows that come before those: what was read, and is not fetched yet.
-    rest: VecDeque<RecordBatch>,
-    /// All that there is has been read.
-    is_settled: bool,
+    /// Of the rows that are not fetched yet.
+    batches: ReadAhead,
     pub(super) hold: bool,
     /// In the order of opening.
     pub(super) number: u64,
@@ -93,35 +87,16 @@ impl Cursor {
     /// What the rows that were read take in another process, about.
     fn bytes(&self) -> usize {
         let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
-        self.rest.iter().flat_map(RecordBatch::columns).map(column).fold(0, usize::saturating_add)
-    }
-
-    /// Reads what it has left until that is more than `bytes_max`. The error of its query: it has what came before that, and the error behind it.
-    async fn settle(&mut self, bytes_max: usize) -> Result<()> {
-        let mut bytes: usize = self.rest.iter().map(RecordBatch::get_array_memory_size).sum();
-        while !self.is_settled && bytes <= bytes_max {
-            match self.batches.get_mut().next().await {
-                Some(Ok(batch)) => {
-                    bytes += batch.get_array_memory_size();
-                    self.rest.push_back(batch);
-                }
-                Some(Err(error)) => {
-                    self.batches = Mutex::new(Box::pin(futures::stream::iter([Err(error.clone())])));
-                    return Err(error);
-                }
-                None => self.is_settled = true,
-            }
-        }
-        Ok(())
+        self.batches.ahead().iter().flat_map(RecordBatch::columns).map(column).fold(0, usize::saturating_add)
     }
 
     /// `None` while it has rows that are not read. `has_ids`: with the ids of rows that it can be at.
     fn to_portable(&self, has_ids: bool) -> Result<Option<PortableCursor>> {
-        if !self.is_settled {
+        if !self.batches.is_settled() {
             return Ok(None);
         }
         let shown = if has_ids { 0 } else { self.place.tables.len() };
-        let batches = self.rest.iter().map(|batch| part(batch, shown..batch.num_columns()));
+        let batches = self.batches.ahead().iter().map(|batch| part(batch, shown..batch.num_columns()));
         PortableCursor::of(&self.place.cursor, &self.columns, batches).map(Some)
     }
 }
@@ -188,8 +163,8 @@ impl Session {
         self.next_cursor += 1;
         let locks = matches!(query.command(), Command::Locking { .. });
         let place = Place { cursor: name.to_owned(), tables, locks, is_held: false, row: None };
-        let (batches, rest) = (Mutex::new(batches), VecDeque::new());
-        let cursor = Cursor { columns, batches, rest, is_settled: false, hold, number, place, _held: held };
+        let batches = ReadAhead::new(batches);
+        let cursor = Cursor { columns, batches, hold, number, place, _held: held };
         self.cursors.insert(name.to_owned(), cursor);
         // Its transaction was the statement.
         if self.block.is_none() {
@@ -241,16 +216,13 @@ impl Session {
         let mut fetched = Vec::new();
         let mut rows = 0;
         while left > 0 {
-            let batch = match cursor.rest.pop_front() {
-                Some(batch) => batch,
-                None => match cursor.batches.get_mut().next().await {
-                    Some(batch) => batch?,
-                    None => break,
-                },
+            let batch = match cursor.batches.next().await {
+                Some(batch) => batch?,
+                None => break,
             };
             let take = usize::try_from(left).unwrap_or(usize::MAX).min(batch.num_rows());
             if take < batch.num_rows() {
-                cursor.rest.push_front(batch.slice(take, batch.num_rows() - take));
+                cursor.batches.put_back(batch.slice(take, batch.num_rows() - take));
             }
             rows += take as u64;
             left -= take as u64;
@@ -279,7 +251,7 @@ impl Session {
     pub async fn settle_cursors(&mut self, bytes_max: usize) {
         for cursor in self.cursors.values_mut() {
             // An error is for who fetches it.
-            _ = cursor.settle(bytes_max).await;
+            _ = cursor.batches.settle(bytes_max).await;
         }
     }
 
@@ -291,7 +263,7 @@ impl Session {
             self.cursors.iter().filter(|(_, cursor)| is_kept(cursor)).map(|(name, _)| name.clone()).collect();
         for name in names {
             let Some(cursor) = self.cursors.get_mut(&name) else { continue };
-            cursor.settle(HELD_BYTES_MAX).await?;
+            cursor.batches.settle(HELD_BYTES_MAX).await?;
             // A row that it is at is no row to change any more, so its rows need no ids.
             let Some(portable) = cursor.to_portable(false)? else { continue };
             // As long as there is no memory for them the rows stay where the query has them.
@@ -318,7 +290,7 @@ impl Session {
 
     /// Whether a cursor of the block that the session is in has rows that are not read.
     pub(super) fn has_unsettled_cursors(&self) -> bool {
-        self.cursors.values().any(|cursor| !cursor.place.is_held && !cursor.is_settled)
+        self.cursors.values().any(|cursor| !cursor.place.is_held && !cursor.batches.is_settled())
     }
 
     /// Cursors of the block that the session is in, for another process that goes on with it. `None` while one has rows that are not read.
@@ -349,7 +321,7 @@ impl Session {
     ) -> Result<()> {
         let tables: Vec<TableId> = portable.tables.iter().map(|table| TableId(*table)).collect();
         let mut cursor = self.opened(&portable.cursor, tables.len())?;
-        for batch in &mut cursor.rest {
+        for batch in cursor.batches.ahead_mut() {
             let mut columns = batch.columns().to_vec();
             for (column, table) in columns.iter_mut().zip(&tables) {
                 let ids = column.as_primitive_opt::<Int64Type>().ok_or_else(|| damaged("its rows have no ids"))?;
@@ -378,20 +350,10 @@ impl Session {
 
     /// A cursor of another process, from a transaction that is over. Its rows begin with so many ids.
     fn opened(&mut self, portable: &PortableCursor, ids: usize) -> Result<Cursor> {
-        let (columns, rest) = portable.read(ids)?;
-        let bytes: usize = rest.iter().map(RecordBatch::get_array_memory_size).sum();
-        let held = self.hold(SETTLED_BYTES + bytes as u64)?;
+        let (columns, batches) = portable.read(ids)?;
+        let held = self.hold(SETTLED_BYTES + batches.bytes_held() as u64)?;
         let place = Place { cursor: portable.name.clone(), tables: Vec::new(), locks: false, is_held: true, row: None };
-        let cursor = Cursor {
-            columns,
-            batches: Mutex::new(Box::pin(futures::stream::empty())),
-            rest,
-            is_settled: true,
-            hold: true,
-            number: self.next_cursor,
-            place,
-            _held: held,
-        };
+        let cursor = Cursor { columns, batches, hold: true, number: self.next_cursor, place, _held: held };
         self.next_cursor += 1;
         Ok(cursor)
     }
@@ -413,7 +375,7 @@ impl Session {
 }
 
 pub(super) fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::corrupted(format!("a cursor that was passed on is damaged: {what}"))
+    Error::corrupted(format!("a result that was passed on is damaged: {what}"))
 }
 
 /// The ids in a row's first columns.

@@ -2,6 +2,7 @@
 
 use super::cursor::damaged;
 use super::prepared::Prepared;
+use super::read_ahead::ReadAhead;
 use super::transaction::Block;
 use super::{ResultColumn, Session, first_settings};
 use crate::advisory::{Key, Mode};
@@ -59,7 +60,7 @@ impl PortableCursor {
     }
 
     /// The result's columns, and its rows, which have so many columns before those. XX001 where it is damaged.
-    pub fn read(&self, before: usize) -> Result<(Vec<ResultColumn>, VecDeque<RecordBatch>)> {
+    pub fn read(&self, before: usize) -> Result<(Vec<ResultColumn>, ReadAhead)> {
         let column = |column: &PortableColumn| {
             Ok(ResultColumn {
                 name: column.name.clone(),
@@ -82,7 +83,7 @@ impl PortableCursor {
                 rest.push_back(batch);
             }
         }
-        Ok((columns, rest))
+        Ok((columns, ReadAhead::of(rest)))
     }
 }
 

@@ -320,7 +320,10 @@ const TIME_ZONES: &[&[super::Type]] =
 /// So far east of UTC. 22023 for days and months.
 fn zone_of(interval: &IntervalMonthDayNano) -> Result<Zone> {
     if interval.months != 0 || interval.days != 0 {
-        return Err(invalid("interval time zone must not include months or days".to_owned()));
+        let mut text = Vec::new();
+        tidepool_database::text::single::write_duration(*interval, &mut text);
+        let text = String::from_utf8_lossy(&text);
+        return Err(invalid(format!("interval time zone \"{text}\" must not include months or days")));
     }
     i32::try_from(interval.nanoseconds / 1_000_000_000).map(Zone::Fixed).map_err(|_| overflow())
 }
