@@ -39,7 +39,7 @@ use tidepool_log::files::{Files, SystemFiles};
 use tidepool_table::rows::{RowStore, VersionMemory};
 use tidepool_table::{Table, TableDef};
 use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig, Tablespaces};
-use tidepool_txn::{Isolation, Transactions, View, Worker};
+use tidepool_txn::{Isolation, Tag, Transactions, View, Worker};
 
 /// How long `DROP TABLESPACE` waits for memory of statements that have ended.
 const HEAP_LINGERS_MAX: Duration = Duration::from_secs(2);
@@ -705,6 +705,15 @@ impl Database {
     /// Write locks held and waited for.
     pub fn locks(&self) -> Vec<LockInfo> {
         self.locks.list()
+    }
+
+    /// Who waits for whom: for a lock of a relation, or for what another transaction makes of a row or a key.
+    pub fn lock_waits(&self) -> Vec<(Tag, Tag)> {
+        let mut waits = self.locks.waits();
+        waits.extend(self.transactions.waits());
+        waits.sort_by_key(|(waiter, holder)| (waiter.number(), holder.number()));
+        waits.dedup();
+        waits
     }
 
     pub fn stats(&self) -> DatabaseStats {

@@ -57,7 +57,7 @@ pub use roles::{
     SecondTierState, Standby, StandbyNames, StandbyWait, Switchover, SwitchoverOptions, SyncState, Upstream,
 };
 pub use tidepool_log::{ArchiveState, LogPosition};
-pub use tidepool_txn::Isolation;
+pub use tidepool_txn::{Isolation, Tag};
 pub use upkeep::advice;
 pub use upkeep::elastic::TablespaceChange;
 pub use upkeep::room::PoolYield;

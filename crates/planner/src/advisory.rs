@@ -32,6 +32,15 @@ struct Held {
     count: u32,
 }
 
+/// A lock that a session holds, or waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdvisoryLock {
+    pub key: Key,
+    pub mode: Mode,
+    pub session: u32,
+    pub granted: bool,
+}
+
 /// Locks at once, of all sessions: PostgreSQL has as many as `max_locks_per_transaction` and `max_connections` make room for.
 const LOCKS_MAX: usize = 200_000;
 
@@ -187,6 +196,35 @@ impl AdvisoryLocks {
         let all = state.held.iter().flat_map(|(key, held)| held.iter().map(|held| (*key, *held)));
         let own = all.filter(|(_, held)| held.session == session && !held.transaction);
         own.map(|(key, held)| (key, held.mode, held.count)).collect()
+    }
+
+    /// Those that are held, each once a session and mode, and those that are waited for.
+    pub fn list(&self) -> Vec<AdvisoryLock> {
+        let state = self.state.lock();
+        let mut list: Vec<AdvisoryLock> = Vec::new();
+        for (&key, held) in &state.held {
+            let start = list.len();
+            for &Held { session, mode, .. } in held {
+                let lock = AdvisoryLock { key, mode, session, granted: true };
+                if !list[start..].contains(&lock) {
+                    list.push(lock);
+                }
+            }
+        }
+        let waiting = state.waiting.iter();
+        list.extend(waiting.map(|(&session, &(key, mode))| AdvisoryLock { key, mode, session, granted: false }));
+        list
+    }
+
+    /// Who waits, and who is in the way.
+    pub fn waits(&self) -> Vec<(u32, u32)> {
+        let state = self.state.lock();
+        let waiting = state.waiting.iter();
+        waiting
+            .flat_map(|(&session, &(key, mode))| {
+                state.in_the_way(session, key, mode).into_iter().map(move |holder| (session, holder))
+            })
+            .collect()
     }
 
     /// Whether a session holds any that end with its transaction.

@@ -193,7 +193,7 @@ impl Planner {
 
     /// Sessions that exist.
     pub(crate) fn sessions(&self) -> Vec<SessionRow> {
-        self.sessions.lock().values().filter_map(Weak::upgrade).map(|session| session.row()).collect()
+        self.sessions.lock().values().filter_map(Weak::upgrade).map(|session| session.row(&self.database)).collect()
     }
 
     pub(crate) fn workers(&self) -> Handle {

@@ -79,7 +79,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::{Catalog, CurrentTransaction, DatabaseVersion, Footing, TemporaryTables};
+use tidepool_database::{Catalog, CurrentTransaction, Database, DatabaseVersion, Footing, Tag, TemporaryTables};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tokio::sync::Notify;
 use transaction::Block;
@@ -105,6 +105,8 @@ pub(crate) struct SessionRow {
     pub application_name: String,
     pub start: DateTime<Utc>,
     pub transaction_status: TransactionStatus,
+    /// Of the transaction that it is in, by which locks name it.
+    pub tag: Option<Tag>,
     /// Its statement waits for another transaction.
     pub waits_for_lock: bool,
     /// Its commit waits for standbys.
@@ -141,6 +143,7 @@ pub struct SessionShared {
     /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
     requested_settings: Mutex<Vec<(String, String, bool)>>,
     heaps: Arc<SessionHeaps>,
+    current: Arc<CurrentTransaction>,
     waits_for_standbys: AtomicBool,
     /// To leave, by `pg_terminate_backend`.
     terminated: AtomicBool,
@@ -206,7 +209,7 @@ impl SessionShared {
         }
     }
 
-    pub(crate) fn row(&self) -> SessionRow {
+    pub(crate) fn row(&self, database: &Database) -> SessionRow {
         let (settings, transaction_status) = self.visible.lock().clone();
         let application_name = settings.and_then(|settings| settings.get("application_name")).unwrap_or_default();
         SessionRow {
@@ -215,6 +218,7 @@ impl SessionShared {
             application_name,
             start: self.start,
             transaction_status,
+            tag: self.current.tag(database),
             waits_for_standbys: self.waits_for_standbys.load(Ordering::Relaxed),
             waits_for_lock: self.interrupt().upgrade().is_some_and(|interrupt| interrupt.waits_for_lock()),
         }
@@ -360,12 +364,14 @@ impl Session {
             visible: Mutex::new((None, TransactionStatus::Idle)),
             requested_settings: Mutex::default(),
             heaps: Arc::default(),
+            current: Arc::default(),
             waits_for_standbys: AtomicBool::new(false),
             terminated: AtomicBool::new(false),
             terminating: Notify::new(),
         });
         Session {
             planner,
+            current: shared.current.clone(),
             shared,
             settings_reported: settings.clone(),
             settings,
@@ -373,7 +379,6 @@ impl Session {
             prepared: HashMap::new(),
             by_protocol: HashMap::new(),
             sequences: Arc::default(),
-            current: Arc::default(),
             temporary: TemporaryTables::of_session(id),
             cursors: HashMap::new(),
             next_cursor: 0,

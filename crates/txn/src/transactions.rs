@@ -126,6 +126,11 @@ impl Transactions {
         self.slots.get(index)
     }
 
+    /// Whether the transaction of `tag` is under way.
+    pub fn is_under_way(&self, tag: Tag) -> bool {
+        self.slot(tag.slot()).is_current(tag)
+    }
+
     fn used_slots(&self) -> impl Iterator<Item = &Slot> {
         (0..self.slots_used.0.load(Ordering::Acquire)).map(|index| self.slot(index))
     }

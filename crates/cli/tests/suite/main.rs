@@ -50,6 +50,7 @@ mod transaction_ids;
 mod transactions;
 mod upgrade;
 mod upkeep;
+mod who_waits;
 mod wire;
 mod witness;
 mod words;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, SqlState};
-use tidepool_txn::Transactions;
+use tidepool_txn::{Tag, Transactions};
 
 /// The latest ids that are remembered, of all epochs together.
 const IDS_MAX: usize = 1 << 16;
@@ -356,6 +356,8 @@ pub struct CurrentTransaction {
     id: Mutex<Option<u64>>,
     /// 0: there is none.
     committed: AtomicU64,
+    /// The word of the latest transaction's tag. 0: there was none.
+    tag: AtomicU64,
     witness: OnceLock<Arc<dyn CommitWitness>>,
 }
 
@@ -379,6 +381,17 @@ impl CurrentTransaction {
             witness.committing(id);
         }
         Ok(())
+    }
+
+    /// The transaction of `tag` is the session's from now on, until it is over.
+    #[inline]
+    pub(crate) fn begin(&self, tag: Tag) {
+        self.tag.store(tag.word(), Ordering::Relaxed);
+    }
+
+    /// The tag of the transaction that the session is in, by which locks and waits name it.
+    pub fn tag(&self, database: &Database) -> Option<Tag> {
+        Tag::of_word(self.tag.load(Ordering::Relaxed)).filter(|tag| database.transactions().is_under_way(*tag))
     }
 
     pub fn assigned_id(&self) -> Option<u64> {

@@ -117,9 +117,12 @@ impl LockMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockInfo {
     pub relation: RelationName,
-    pub transaction: u64,
+    /// Of the transaction that has it or waits for it.
+    pub tag: Tag,
     pub mode: LockMode,
     pub granted: bool,
+    /// How long it has been waited for.
+    pub waited: Option<Duration>,
 }
 
 /// Who locks: its tag, by which others wait for it, and its number for people.
@@ -141,6 +144,7 @@ pub(crate) struct LockManager {
 
 #[derive(Debug)]
 struct Waiter {
+    tag: Tag,
     relation: RelationName,
     mode: LockMode,
     since: Instant,
@@ -254,7 +258,7 @@ impl LockManager {
             if holder.is_none() && !gives_way {
                 break;
             }
-            state.waiting.insert(locker.id, Waiter { relation: name.clone(), mode, since });
+            state.waiting.insert(locker.id, Waiter { tag: locker.tag, relation: name.clone(), mode, since });
             let waited = match holder {
                 Some(holder) => MutexGuard::unlocked(&mut state, || self.wait(locker, holder, name, mode, interrupted)),
                 None => {
@@ -341,24 +345,38 @@ impl LockManager {
 
     pub fn list(&self) -> Vec<LockInfo> {
         let state = self.state.lock();
-        let held = state.holders.iter().flat_map(|(relation, holders)| {
-            holders.iter().map(move |(transaction, (_, mode))| (relation, *transaction, *mode, true))
-        });
-        let waited =
-            (state.waiting.iter()).map(|(transaction, waiter)| (&waiter.relation, *transaction, waiter.mode, false));
+        let held = state
+            .holders
+            .iter()
+            .flat_map(|(relation, holders)| holders.values().map(move |&(tag, mode)| (relation, tag, mode, None)));
+        let waited = (state.waiting.values())
+            .map(|waiter| (&waiter.relation, waiter.tag, waiter.mode, Some(waiter.since.elapsed())));
         let mut list: Vec<LockInfo> = held
             .chain(waited)
-            .map(|(relation, transaction, mode, granted)| LockInfo {
+            .map(|(relation, tag, mode, waited)| LockInfo {
                 relation: relation.clone(),
-                transaction,
+                tag,
                 mode,
-                granted,
+                granted: waited.is_none(),
+                waited,
             })
             .collect();
         list.sort_by(|left, right| {
-            (&left.relation, !left.granted, left.transaction).cmp(&(&right.relation, !right.granted, right.transaction))
+            let order = |lock: &LockInfo| (!lock.granted, lock.tag.number());
+            left.relation.cmp(&right.relation).then_with(|| order(left).cmp(&order(right)))
         });
         list
+    }
+
+    /// Who waits for a name, and who has it in a mode that is in the way.
+    pub fn waits(&self) -> Vec<(Tag, Tag)> {
+        let state = self.state.lock();
+        let waits = state.waiting.iter().flat_map(|(id, waiter)| {
+            let holders = state.holders.get(&waiter.relation).into_iter().flatten();
+            let others = holders.filter(move |(holder, (_, mode))| *holder != id && waiter.mode.conflicts(*mode));
+            others.map(|(_, (holder, _))| (waiter.tag, *holder))
+        });
+        waits.collect()
     }
 }
 

@@ -179,7 +179,14 @@ impl Transaction {
 
     /// Its client may ask for its id, and what has it by then is this transaction's.
     pub fn set_current(&mut self, current: Arc<CurrentTransaction>) {
+        self.name_to(&current);
         self.current = Some(current);
+    }
+
+    /// Its session has it: views of locks name the session. `set_current` does so, too.
+    #[inline]
+    pub fn name_to(&self, current: &CurrentTransaction) {
+        current.begin(self.worker().tag());
     }
 
     /// Its client has asked for its id: it is committed or rolled back, whatever it did.

@@ -16,6 +16,7 @@ mod information_schema;
 mod items;
 mod keys;
 mod lateral;
+mod locks;
 mod objects;
 mod partitions;
 mod patterns;

@@ -2,6 +2,7 @@
 
 use super::functions::procedures;
 use super::keys::{index_definition, index_tablespace, indexed};
+use super::locks::{LockWaits, xid};
 use super::objects::*;
 use super::relations::{self, Rows};
 use super::roles::{acl, column_acl, owner_name, owner_oid, role_oid};
@@ -125,7 +126,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 ]);
             }
         }
-        "pg_locks" => locks(facts, rows),
+        "pg_locks" => super::locks::fill(facts, rows),
         "pg_language" => {
             for (oid, language) in [(12, "internal"), (14, "sql")] {
                 rows.push([
@@ -626,6 +627,7 @@ fn settings(facts: &SessionFacts, rows: &mut Rows) {
 
 fn activity(facts: &SessionFacts, rows: &mut Rows) {
     let queries = facts.planner.queries();
+    let waits = LockWaits::of(facts);
     for session in facts.planner.sessions() {
         // Running statements come first, then finished ones, newest first: the first is the latest.
         let query = queries.iter().find(|query| query.session_id == session.session_id);
@@ -636,12 +638,7 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             TransactionStatus::InTransaction => "idle in transaction",
             TransactionStatus::Failed => "idle in transaction (aborted)",
         };
-        let waits = match &session {
-            session if session.waits_for_standbys => Some(("IPC", "SyncRep")),
-            // Whatever is locked, it is waited for as long as a transaction holds it.
-            session if session.waits_for_lock => Some(("Lock", "transactionid")),
-            _ => None,
-        };
+        let event = if session.waits_for_standbys { Some(("IPC", "SyncRep")) } else { waits.event(&session) };
         let text = query.map_or_else(String::new, |query| super::roles::shown_text(facts, &session.user, &query.text));
         rows.push([
             ("datid", DATABASE.into()),
@@ -653,9 +650,10 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             ("backend_start", session.start.into()),
             ("query_start", query.map(|query| query.start).into()),
             ("state_change", query.map(|query| query.end().unwrap_or(query.start)).into()),
-            ("wait_event_type", waits.map(|(kind, _)| kind).into()),
-            ("wait_event", waits.map(|(_, event)| event).into()),
+            ("wait_event_type", event.map(|(kind, _)| kind).into()),
+            ("wait_event", event.map(|(_, name)| name).into()),
             ("state", state.into()),
+            ("backend_xid", session.tag.filter(|tag| waits.has_written(*tag)).map(xid).into()),
             ("query_id", query.map(|query| query.id.0).into()),
             ("query", text.into()),
             ("backend_type", "client backend".into()),
@@ -681,27 +679,6 @@ fn progress(facts: &SessionFacts, rows: &mut Rows) {
             ("bytes_total", progress.bytes_total.load(Ordering::Relaxed).into()),
             ("tuples_processed", progress.rows_done.load(Ordering::Relaxed).into()),
             ("tuples_excluded", 0.into()),
-        ]);
-    }
-}
-
-/// Locks of relations, held and waited for. What is locked as a name alone (one that no relation has yet, or roles and privileges
-/// together) is an object without a number. Which session has a lock is not known here.
-fn locks(facts: &SessionFacts, rows: &mut Rows) {
-    for lock in facts.planner.database().locks() {
-        let version = &facts.version;
-        let table = version.tables.get(&lock.relation).map(|table| table.def.id);
-        let view = || version.catalog.views.get(&lock.relation).map(|view| view.id);
-        let sequence = || version.catalog.sequences.get(&lock.relation).map(|sequence| sequence.def.id);
-        let relation = table.or_else(view).or_else(sequence);
-        rows.push([
-            ("locktype", if relation.is_some() { "relation" } else { "object" }.into()),
-            ("database", DATABASE.into()),
-            ("relation", relation.map(|id| id.0).into()),
-            ("virtualtransaction", format!("0/{}", lock.transaction).into()),
-            ("mode", lock.mode.name().into()),
-            ("granted", lock.granted.into()),
-            ("fastpath", false.into()),
         ]);
     }
 }

@@ -503,6 +503,7 @@ impl Session {
                 let isolation = super::transaction::isolation(self.settings.default_isolation());
                 let mut transaction = self.planner.database().begin_at(isolation)?;
                 transaction.set_temporary(self.temporary.clone());
+                transaction.name_to(&self.current);
                 transaction
             }
         };

@@ -2,6 +2,7 @@
 
 use super::{Call, Function, Type, procedures, sql_error};
 use crate::catalog::keys::{index_column, index_definition, key_definition};
+use crate::catalog::locks::LockWaits;
 use crate::catalog::objects::*;
 use crate::catalog::roles::{role_name, role_oid};
 use crate::catalog::value::Value;
@@ -54,6 +55,11 @@ pub fn functions() -> Vec<Function> {
             let pid = u32::try_from(args[0].as_int()).unwrap_or(0);
             check_signal(call.facts()?, pid, "cancel query")?;
             Ok(call.facts()?.planner.cancel(pid).into())
+        })
+        .volatile(),
+        Function::new("pg_blocking_pids", &[&[Int4]], "_int4", |call, args| {
+            let session = u32::try_from(args[0].as_int()).unwrap_or(0);
+            Ok(Value::List(LockWaits::of(call.facts()?).holders(session).map(Value::from).collect()))
         })
         .volatile(),
         Function::new("pg_terminate_backend", &[&[Int4], &[Int4, Int8]], "bool", |call, args| {
