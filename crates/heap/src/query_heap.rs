@@ -185,7 +185,7 @@ impl QueryHeap {
     }
 
     /// Runs `allocate`, which allocates one block of about so many bytes, once there is room for it in this thread's heap, if it is in
-    /// one; 53200 where there is none, and as `check`. The room is the block's: no other thread of the statement finds it
+    /// one; 53200 where there is none, beyond the little that the process gives, and as `check`. The room is the block's: no other thread of the statement finds it
     /// meanwhile.
     pub fn with_room<R>(bytes: usize, allocate: impl FnOnce() -> R) -> Result<R> {
         let Some(heap) = QueryHeap::current() else { return Ok(allocate()) };
@@ -199,6 +199,10 @@ impl QueryHeap {
                 heap.set_apart(arena, bytes)
             });
         if !is_set_apart {
+            // A little may be had of the process, as of an allocation that did not ask.
+            if arena.overdraft_bytes() + bytes <= OVERDRAFT_TOLERATED {
+                return Ok(allocate());
+            }
             return Err(QueryHeap::outside(|| heap.refused(arena, bytes)));
         }
         Ok(promise::during(arena.tag(), bytes, |left| arena.put_back(left), allocate))

@@ -99,6 +99,37 @@ fn room_that_is_found_is_the_finders() {
     heap.check().unwrap();
 }
 
+/// Also where it asks first.
+#[test]
+fn a_small_statement_is_answered_beside_one_that_has_taken_all_there_is() {
+    let near = space("near", 16 * MIB);
+    let (large, small) =
+        (QueryHeap::open(vec![near.clone()], None).unwrap(), QueryHeap::open(vec![near.clone()], None).unwrap());
+    let block = |bytes: usize| vec![1u8; bytes];
+    let taken: Vec<Vec<u8>> = {
+        let _guard = large.enter();
+        let mut taken = Vec::new();
+        for bytes in [MIB as usize, 64 << 10, 16 << 10, 4 << 10] {
+            let before = large.overdraft_bytes();
+            while large.overdraft_bytes() == before {
+                taken.push(block(bytes));
+            }
+        }
+        taken
+    };
+    assert!(near.available_bytes() < 40_000, "{}", near.available_bytes());
+    let _guard = small.enter();
+    let asked = |bytes: usize| QueryHeap::with_room(bytes, || block(bytes)).map_err(|error| error.code());
+    let few: Vec<Vec<u8>> = (0..4).map(|_| asked(40_000).unwrap()).collect();
+    small.check().unwrap();
+    assert_eq!(asked(MIB as usize), Err(SqlState::OUT_OF_MEMORY));
+    let more: Vec<Vec<u8>> = std::iter::from_fn(|| asked(40_000).ok()).collect();
+    assert!(small.overdraft_bytes() <= 256 << 10, "{}", small.overdraft_bytes());
+    drop((few, more));
+    let _guard = large.enter();
+    drop(taken);
+}
+
 #[test]
 fn a_heap_overflows_in_the_order_of_its_tablespaces() {
     let (near, far) = (space("near", 4 * MIB), space("far", 64 * MIB));
