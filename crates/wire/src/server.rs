@@ -547,7 +547,8 @@ impl Task {
     }
 }
 
-/// Answers one request, once. If it is dropped before, the peer is told that there is no answer.
+/// Answers one request, once. If it is dropped before, the peer is told that there is no answer; of a fragment that was
+/// cancelled, that it was.
 #[derive(Debug)]
 pub struct Responder {
     wire: Arc<Wire>,
@@ -687,8 +688,12 @@ impl Drop for Responder {
     fn drop(&mut self) {
         if !self.is_answered {
             let error = Error::internal("the node has no answer");
+            let answer = match self.is_cancelled() && self.task.kind == Kind::Fragment {
+                true => Answer::Done(Done { cancelled: true, ..Done::default() }),
+                false => Answer::Error(Refusal::of(&error)),
+            };
             // The connection may be over.
-            let _ = self.finish_by_ref(&Answer::Error(Refusal::of(&error)));
+            let _ = self.finish_by_ref(&answer);
         }
     }
 }

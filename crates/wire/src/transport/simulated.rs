@@ -2,8 +2,8 @@
 //! overtake another's, damages them, and cuts connections in the middle of one.
 //!
 //! Its time is virtual. It stands still while anybody is at work; when both ends of a connection wait, it goes on at once to
-//! when the next frame comes or the first of them has waited long enough. So minutes of deadlines pass in no time, and no
-//! outcome depends on how busy the machine is, as long as one thread at each end uses the connection.
+//! when the next frame comes, or, a moment later, to when the first of them has waited long enough. So minutes of deadlines
+//! pass in no time, and little depends on how busy the machine is, as long as one thread at each end uses the connection.
 
 use super::{Closer, Halves, Incoming, Outgoing, Transport};
 use crate::clock::{Clock, VirtualClock};
@@ -14,6 +14,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::Result;
+
+/// How long nothing happens before a deadline passes.
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// How often in 10,000 frames something happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,7 +114,7 @@ impl Drop for End {
 
 impl Closer for End {
     fn close(&self) {
-        lock(&self.line.state).closed = true;
+        lock(&self.line.state).closed[self.side] = true;
         self.line.changed.notify_all();
     }
 }
@@ -134,7 +137,10 @@ struct LineState {
     /// When the last frame of a request comes, towards each side: those of one request keep their order.
     last: [HashMap<u64, Duration>; 2],
     sent: u64,
-    closed: bool,
+    /// Which sides have ended it: what they sent before still comes.
+    closed: [bool; 2],
+    /// Nothing comes any more.
+    is_cut: bool,
 }
 
 #[derive(Debug)]
@@ -170,7 +176,7 @@ impl Outgoing for Sender {
         let now = line.network.clock.now();
         let mut state = lock(&line.state);
         let mut chance = lock(&line.network.chance);
-        if state.closed {
+        if state.is_cut || state.closed != [false; 2] {
             return Err(Fault::Closed("the peer closed it"));
         }
         chance.happened.sent += 1;
@@ -226,7 +232,8 @@ impl Line {
         let clock = &*self.network.clock;
         let mut state = lock(&self.state);
         loop {
-            if state.closed {
+            let other = 1 - side;
+            if state.is_cut || state.closed[side] || state.closed[other] && state.frames[side].is_empty() {
                 return Err(Fault::Closed("the peer closed it"));
             }
             let now = clock.now();
@@ -239,7 +246,7 @@ impl Line {
                 if state.frames[side].iter().any(|other| other.number < frame.number) {
                     lock(&self.network.chance).happened.overtaken += 1;
                 }
-                state.closed |= frame.cuts;
+                state.is_cut |= frame.cuts;
                 state.current[side] = frame.bytes;
                 if frame.cuts {
                     self.changed.notify_all();
@@ -251,14 +258,29 @@ impl Line {
                 return Ok(false);
             }
             state.waits[side] = Some(until);
-            if let [Some(one), Some(other)] = state.waits {
-                let arrivals = state.frames.iter().flatten().map(|frame| frame.arrival);
-                let next = arrivals.chain([one, other]).min().unwrap_or(until);
-                clock.sleep_until(next.max(now));
-                self.changed.notify_all();
-                continue;
+            let other_waits = if state.closed[other] { Some(until) } else { state.waits[other] };
+            if let Some(other_until) = other_waits {
+                // Nobody is left to whom the others could come.
+                let others = if state.closed[other] { &[] } else { &state.frames[other][..] };
+                let arrival = state.frames[side].iter().chain(others).map(|frame| frame.arrival).min();
+                let next = arrival.unwrap_or(until).min(until).min(other_until);
+                // Somebody may be about to answer: a deadline passes only when nothing has happened for a moment.
+                let is_deadline = arrival.is_none_or(|arrival| arrival > next);
+                let sent = state.sent;
+                if next > now && is_deadline {
+                    (state, _) = wait_for(&self.changed, state, MOMENT);
+                }
+                let is_still =
+                    state.sent == sent && !state.is_cut && (state.closed[other] || state.waits[other].is_some());
+                if next > now && is_still && clock.now() == now {
+                    clock.sleep_until(next);
+                    self.changed.notify_all();
+                }
+                if next > now {
+                    continue;
+                }
             }
-            // The other end is at work, or has not begun: it tells when it waits, too.
+            // The other end is at work, has not begun, or has something to do by now: it tells when it waits, too.
             self.changed.notify_all();
             (state, _) = wait_for(&self.changed, state, Duration::from_millis(50));
         }
