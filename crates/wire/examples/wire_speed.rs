@@ -22,8 +22,12 @@ use tidepool_wire::{
 
 const BYTES: usize = 64 << 10;
 const REQUEST_BYTES: usize = 64;
-/// Reads of one turn.
+/// Reads of one turn, one at a time.
 const READS: usize = 500;
+/// Stretches of a turn with several reads under way, each of so many reads: so short that most of them pass without another
+/// process on the same processor.
+const STRETCHES: usize = 10;
+const STRETCH_READS: usize = 48;
 const DEPTH: usize = 8;
 const LONG: Duration = Duration::from_secs(60);
 
@@ -102,36 +106,41 @@ fn serve_bare(mut far: impl Bare) {
     });
 }
 
-/// Nanoseconds of each read, and of all reads with several under way.
+/// Nanoseconds of each read, and of each stretch of reads.
 #[derive(Default)]
 struct Figures {
     each: Vec<u64>,
-    together: u64,
-    reads: u64,
+    stretches: Vec<u64>,
+}
+
+fn median(times: &mut [u64]) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or(0) as f64
 }
 
 impl Figures {
+    /// Microseconds of a read.
     fn p50(&mut self) -> f64 {
-        self.each.sort_unstable();
-        self.each[self.each.len() / 2] as f64 / 1e3
+        median(&mut self.each) / 1e3
     }
 
-    fn gigabytes_per_second(&self) -> f64 {
-        (self.reads * BYTES as u64) as f64 / self.together as f64
+    fn gigabytes_per_second(&mut self) -> f64 {
+        (STRETCH_READS * BYTES) as f64 / median(&mut self.stretches)
     }
 }
 
 /// One turn: reads one at a time, then with `DEPTH` under way.
-fn turn(figures: &mut Figures, mut one: impl FnMut(), together: impl FnOnce()) {
+fn turn(figures: &mut Figures, mut one: impl FnMut(), mut stretch: impl FnMut()) {
     for _ in 0..READS {
         let start = Instant::now();
         one();
         figures.each.push(start.elapsed().as_nanos() as u64);
     }
-    let start = Instant::now();
-    together();
-    figures.together += start.elapsed().as_nanos() as u64;
-    figures.reads += READS as u64;
+    for _ in 0..STRETCHES {
+        let start = Instant::now();
+        stretch();
+        figures.stretches.push(start.elapsed().as_nanos() as u64);
+    }
 }
 
 fn bare_turn(figures: &mut Figures, near: &mut impl Bare, bytes: &mut [u8]) {
@@ -147,9 +156,9 @@ fn bare_turn(figures: &mut Figures, near: &mut impl Bare, bytes: &mut [u8]) {
         },
         || {
             (0..DEPTH).for_each(|_| send());
-            for read in 0..READS {
+            for read in 0..STRETCH_READS {
                 receive();
-                if read + DEPTH < READS {
+                if read + DEPTH < STRETCH_READS {
                     send();
                 }
             }
@@ -167,11 +176,11 @@ fn wire_turn(figures: &mut Figures, connection: &Connection, bytes: &mut [u8]) {
         || connection.read_into(&EXTENTS, &mut bytes.borrow_mut()).expect("the node is there"),
         || {
             let mut pending: VecDeque<_> = (0..DEPTH).map(|_| submit()).collect();
-            for read in 0..READS {
+            for read in 0..STRETCH_READS {
                 if let Some(first) = pending.pop_front() {
                     first.wait_into(&mut bytes.borrow_mut()).expect("the node is there");
                 }
-                if read + DEPTH < READS {
+                if read + DEPTH < STRETCH_READS {
                     pending.push_back(submit());
                 }
             }
@@ -230,7 +239,7 @@ fn measure<B: Bare + Transport>(name: &str, rounds: usize, pair: impl Fn() -> (B
     for (figures, what) in figures[1..].iter_mut().zip(["checked", agreed_name, "direct reader"]) {
         let (mine, times) = (figures.p50(), figures.p50() / p50);
         print!("{name:12} {what:17} p50 {mine:6.1} µs ({times:4.2})");
-        if figures.reads > 0 {
+        if !figures.stretches.is_empty() {
             let mine = figures.gigabytes_per_second();
             print!("  {mine:5.2} GB/s ({:4.2})", speed / mine);
         }

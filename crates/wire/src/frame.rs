@@ -20,7 +20,7 @@
 //! length names bytes that never come, by its deadline.
 
 use crate::fault::Fault;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// Version of the protocol that this crate speaks.
 pub const VERSION: u16 = 1;
@@ -198,7 +198,7 @@ impl Head {
 
     /// A checksum that the head's own bytes are in, and the body's are to be added to.
     pub(crate) fn checksum(&self) -> Checksum {
-        let mut hash = Xxh3::new();
+        let mut hash = Xxh3Default::new();
         hash.update(&self.encode()[..COVERED_BYTES]);
         let left = if self.flags.contains(Flags::BARE) { DATA_PREFIX_BYTES } else { usize::MAX };
         Checksum { hash, left }
@@ -222,7 +222,7 @@ impl Head {
 
 /// A frame's checksum while its bytes come.
 pub(crate) struct Checksum {
-    hash: Xxh3,
+    hash: Xxh3Default,
     /// Bytes of the body that it still covers.
     left: usize,
 }

@@ -16,6 +16,10 @@ use tidepool_base::Result;
 /// Bytes that are on their way in one direction at most.
 const RING_BYTES: usize = 256 << 10;
 
+/// A sender that waits is woken when there is so much room: for less it would soon wait again. If the
+/// receiver stops before, the sender finds the room when its patience ends.
+const WAKE_BYTES: usize = RING_BYTES / 2;
+
 /// What a link is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
@@ -99,7 +103,7 @@ impl LocalEnd {
     /// Sends bytes as they are, for measurements beside frames.
     pub fn write_all(&self, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
-            let count = self.0.out.put(bytes, STALL)?;
+            let count = self.0.out.put(&[bytes], 0, STALL)?;
             if count == 0 {
                 return Err(Fault::Closed("the peer does not receive"));
             }
@@ -132,6 +136,9 @@ struct State {
     put: u64,
     /// Up to which count bytes come when, if the link is paced.
     arrivals: VecDeque<(u64, Duration)>,
+    /// Somebody is to be woken: waking nobody costs a system call, too.
+    receiver_waits: bool,
+    sender_waits: bool,
     closed: bool,
 }
 
@@ -142,13 +149,16 @@ impl Ring {
             taken: 0,
             put: 0,
             arrivals: VecDeque::new(),
+            receiver_waits: false,
+            sender_waits: false,
             closed: false,
         };
         Ring { link, direction, state: Mutex::new(state), filled: Condvar::new(), emptied: Condvar::new() }
     }
 
-    /// Puts in what there is room for, once there is any. Zero: there was none for so long.
-    fn put(&self, bytes: &[u8], patience: Duration) -> Result<usize, Fault> {
+    /// Puts in what there is room for of these pieces, without their first `skipped` bytes, once there is any. Zero: there was
+    /// none for so long.
+    fn put(&self, pieces: &[&[u8]], mut skipped: usize, patience: Duration) -> Result<usize, Fault> {
         let mut state = lock(&self.state);
         loop {
             if state.closed {
@@ -156,26 +166,41 @@ impl Ring {
             }
             let room = RING_BYTES - (state.put - state.taken) as usize;
             if room > 0 {
-                let count = room.min(bytes.len());
-                let at = (state.put % RING_BYTES as u64) as usize;
-                let first = count.min(RING_BYTES - at);
-                state.bytes[at..at + first].copy_from_slice(&bytes[..first]);
-                state.bytes[..count - first].copy_from_slice(&bytes[first..count]);
-                state.put += count as u64;
-                if let Some(arrival) = self.link.arrival(self.direction, count) {
-                    let put = state.put;
-                    state.arrivals.push_back((put, arrival));
-                }
-                drop(state);
-                self.filled.notify_one();
-                return Ok(count);
+                break;
             }
+            state.sender_waits = true;
             let timed_out;
             (state, timed_out) = wait_for(&self.emptied, state, patience);
+            state.sender_waits = false;
             if timed_out && (state.put - state.taken) as usize == RING_BYTES && !state.closed {
                 return Ok(0);
             }
         }
+        let before = state.put;
+        for piece in pieces {
+            let left = piece.get(skipped..).unwrap_or_default();
+            skipped = skipped.saturating_sub(piece.len());
+            let room = RING_BYTES - (state.put - state.taken) as usize;
+            let count = room.min(left.len());
+            let at = (state.put % RING_BYTES as u64) as usize;
+            let first = count.min(RING_BYTES - at);
+            state.bytes[at..at + first].copy_from_slice(&left[..first]);
+            state.bytes[..count - first].copy_from_slice(&left[first..count]);
+            state.put += count as u64;
+            if count < left.len() {
+                break;
+            }
+        }
+        let (put, count) = (state.put, (state.put - before) as usize);
+        if let Some(arrival) = self.link.arrival(self.direction, count) {
+            state.arrivals.push_back((put, arrival));
+        }
+        let receiver_waits = state.receiver_waits;
+        drop(state);
+        if receiver_waits {
+            self.filled.notify_one();
+        }
+        Ok(count)
     }
 
     /// Takes what has come, once anything has. Zero: nothing did for so long.
@@ -200,8 +225,12 @@ impl Ring {
                 bytes[..first].copy_from_slice(&state.bytes[at..at + first]);
                 bytes[first..count].copy_from_slice(&state.bytes[..count - first]);
                 state.taken += count as u64;
+                let left = (state.put - state.taken) as usize;
+                let sender_waits = state.sender_waits && left <= RING_BYTES - WAKE_BYTES;
                 drop(state);
-                self.emptied.notify_one();
+                if sender_waits {
+                    self.emptied.notify_one();
+                }
                 return Ok(count);
             }
             if now >= until {
@@ -214,8 +243,10 @@ impl Ring {
             } else if state.closed {
                 return Err(Fault::Closed("the peer closed it"));
             } else {
+                state.receiver_waits = true;
                 let timed_out;
                 (state, timed_out) = wait_for(&self.filled, state, until - now);
+                state.receiver_waits = false;
                 if timed_out && state.put == state.taken && !state.closed {
                     // A clock that stands still otherwise is moved by those who waited.
                     clock.sleep_until(until);
@@ -247,18 +278,13 @@ struct Sender(Arc<End>);
 
 impl Outgoing for Sender {
     fn send(&mut self, frame: &[&[u8]], sent: &mut usize) -> Result<bool, Fault> {
-        let mut skipped = *sent;
-        for piece in frame {
-            let mut left = piece.get(skipped..).unwrap_or_default();
-            skipped = skipped.saturating_sub(piece.len());
-            while !left.is_empty() {
-                let count = self.0.out.put(left, PATIENCE)?;
-                if count == 0 {
-                    return Ok(false);
-                }
-                *sent += count;
-                left = &left[count..];
+        let total: usize = frame.iter().map(|piece| piece.len()).sum();
+        while *sent < total {
+            let count = self.0.out.put(frame, *sent, PATIENCE)?;
+            if count == 0 {
+                return Ok(false);
             }
+            *sent += count;
         }
         Ok(true)
     }
