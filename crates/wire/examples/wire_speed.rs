@@ -1,10 +1,10 @@
-//! What a read of 64 kB costs over each transport, beside a bare loop over the same kind of connection in the same run: one
-//! read at a time, and eight under way.
+//! What a read of 64 kB costs over each transport, beside a bare loop over the same kind of connection in the same run:
+//! one read at a time, and eight under way.
 //!
 //! `cargo run --release -p tidepool-wire --example wire_speed -- [ROUNDS]`, under `taskset -c 0` for both ends on one processor
 //!
-//! The bare loop sends a request of 64 bytes and receives 64 kB; it checks nothing and knows no requests. Both take turns,
-//! so that the machine is the same for both.
+//! The bare loop sends a request of 64 bytes and receives 64 kB; it checks nothing and knows no requests. Both take
+//! turns, so that the machine is the same for both.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -24,8 +24,8 @@ const BYTES: usize = 64 << 10;
 const REQUEST_BYTES: usize = 64;
 /// Reads of one turn, one at a time.
 const READS: usize = 500;
-/// Stretches of a turn with several reads under way, each of so many reads: so short that most of them pass without another
-/// process on the same processor.
+/// Stretches of a turn with several reads under way, each of so many reads: so short that most of them pass without
+/// another process on the same processor.
 const STRETCHES: usize = 10;
 const STRETCH_READS: usize = 48;
 const DEPTH: usize = 8;

@@ -1,16 +1,17 @@
 //! The compute process's side: one connection that many threads use at once.
 //!
-//! No thread belongs to the connection. Of those that wait for an answer one *leads*: it reads the next frame, puts it where
-//! it belongs, and wakes whose it is. When its own answer is complete, it wakes another one to lead. So a thread that asks
-//! alone reads its answer itself, without being woken by anybody, and the bytes of a `READ` go from the socket to where
-//! they are wanted.
+//! No thread belongs to the connection. Of those that wait for an answer one *leads*: it reads the next frame, puts it
+//! where it belongs, and wakes whose it is. When its own answer is complete, it wakes another one to lead. So a thread
+//! that asks alone reads its answer itself, without being woken by anybody, and the bytes of a `READ` go from the
+//! socket to where they are wanted.
 //!
-//! A sender for whom there is no room leads as well now and then: the node may be sending, too, and neither would go on.
+//! A sender for whom there is no room leads as well now and then: the node may be sending, too, and neither would go
+//! on.
 //!
 //! A request has a deadline. When it has passed, the request is cancelled. The node acknowledges that, and then it is
-//! certain that the request had no effect (57014), or answers after all. If it does neither within the grace, the connection
-//! is given up (08006): nobody knows then what became of the requests under way, and the next connection of the same lane
-//! settles it.
+//! certain that the request had no effect (57014), or answers after all. If it does neither within the grace, the
+//! connection is given up (08006): nobody knows then what became of the requests under way, and the next connection of
+//! the same lane settles it.
 
 use crate::clock::Clock;
 use crate::fault::Fault;
@@ -31,6 +32,9 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// How long a sender without room leads at a time.
 const DRAIN: Duration = Duration::from_millis(1);
+
+/// How long a sender that finds the connection closed looks for what the node has said before.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -251,8 +255,8 @@ impl Connection {
         }
     }
 
-    /// Has the node run a fragment, whose rows are received with [`Batches::next`]. Of these, `window` bytes may be on their
-    /// way: it is brought within what a batch needs and the limits allow.
+    /// Has the node run a fragment, whose rows are received with [`Batches::next`]. Of these, `window` bytes may be on
+    /// their way: it is brought within what a batch needs and the limits allow.
     pub fn fragment(&self, plan: &[u8], window: u64, timeout: Duration) -> Result<Batches> {
         let limits = self.0.agreement.limits;
         let window = window.clamp(limits.batch_bytes.into(), limits.credit_bytes);
@@ -520,12 +524,12 @@ impl Shared {
 
     /// The node may have said why it closed the connection: then that is the reason.
     fn why(&self, fault: Fault) -> Error {
-        let state = lock(&self.state);
-        if state.is_led || state.broken.is_some() {
-            return fault.into();
+        let until = self.clock.now() + LAST_WORD;
+        let mut state = lock(&self.state);
+        while state.broken.is_none() && self.clock.now() < until {
+            state = self.step(state, Waiter::Room, &mut Fill::nothing(), until);
         }
-        let until = self.clock.now() + DRAIN;
-        let state = self.step(state, Waiter::Room, &mut Fill::nothing(), until);
+        self.hand_over(&state);
         state.broken.clone().unwrap_or_else(|| fault.into())
     }
 
@@ -564,8 +568,8 @@ impl Shared {
         })
     }
 
-    /// Waits until `ready` finds in a request's slot what is waited for. At the deadline the request is cancelled, and at the
-    /// end of the grace the connection.
+    /// Waits until `ready` finds in a request's slot what is waited for. At the deadline the request is cancelled, and
+    /// at the end of the grace the connection.
     fn wait_for<T>(
         &self,
         number: RequestId,
@@ -733,7 +737,8 @@ impl Shared {
             Ok(())
         };
         let (mut kept, mut is_filled) = (Vec::new(), false);
-        // If the number is damaged, bytes go to the wrong place: all requests fail then, and say nothing of what is there.
+        // If the number is damaged, bytes go to the wrong place: all requests fail then, and say nothing of what is
+        // there.
         match self.goal(&head, offset, len as u64, waiter, fill)? {
             Goal::Fill => {
                 take(&mut fill.into[fill.filled..fill.filled + len])?;

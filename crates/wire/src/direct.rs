@@ -1,7 +1,8 @@
 //! Reading without memory, locks or other threads: for a handler of page faults, which may use none of them.
 //!
-//! A [`DirectReader`] is a connection that one thread has to itself, made beforehand, with one request at a time. A handler
-//! may call [`read_into`](DirectReader::read_into) on a socket: it does nothing but system calls, copying and arithmetic.
+//! A [`DirectReader`] is a connection that one thread has to itself, made beforehand, with one request at a time. A
+//! handler may call [`read_into`](DirectReader::read_into) on a socket: it does nothing but system calls, copying and
+//! arithmetic.
 
 use crate::clock::Clock;
 use crate::fault::Fault;
@@ -60,8 +61,8 @@ impl DirectReader {
         &self.agreement
     }
 
-    /// Reads extents, one after the other, into `into`, which has as many bytes as they together. What the bytes are after
-    /// a failure is not said. After any but one that the node answered, the connection is over.
+    /// Reads extents, one after the other, into `into`, which has as many bytes as they together. What the bytes are
+    /// after a failure is not said. After any but one that the node answered, the connection is over.
     pub fn read_into(&mut self, extents: &[Extent], into: &mut [u8], timeout: Duration) -> Result<(), Fault> {
         if let Some(fault) = self.broken {
             return Err(fault);

@@ -1,10 +1,10 @@
 //! Which connections may still have effects.
 //!
 //! Each tablespace has an epoch, the greatest that a compute process came with. Each connection has a *gate*, and each
-//! request is inside it from when it is taken up until it is answered. Before a connection of a newer epoch is welcome, all
-//! gates of older ones are closed and empty; the same holds for the connection before in the same lane of a process. So
-//! once a process has been told that an epoch, or a connection, is its own, nothing that came by an older one happens any
-//! more, wherever it still was on its way.
+//! request is inside it from when it is taken up until it is answered. Before a connection of a newer epoch is welcome,
+//! all gates of older ones are closed and empty; the same holds for the connection before in the same lane of a
+//! process. So once a process has been told that an epoch, or a connection, is its own, nothing that came by an older
+//! one happens any more, wherever it still was on its way.
 
 use crate::fault::Fault;
 use crate::frame::Epoch;
@@ -116,7 +116,8 @@ impl Gate {
 }
 
 impl Fences {
-    /// Lets a connection in once all that it ends are over. `known` is the epoch that outlived this process, if one did.
+    /// Lets a connection in once all that it ends are over. `known` is the epoch that outlived this process, if one
+    /// did.
     pub fn admit(&self, gate: &Arc<Gate>, known: Epoch, patience: Duration) -> Result<()> {
         let offer = gate.offer;
         let ended: Vec<(Arc<Gate>, Fault)> = {

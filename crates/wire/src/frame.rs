@@ -12,12 +12,12 @@
 //! | 24 | 8 | checksum: XXH3-64 of bytes 0 to 23, then of the body |
 //! | 32 | | body |
 //!
-//! With [`Flags::BARE`], which only `DATA` may have and only where both sides agreed on it, the checksum covers of the body
-//! only its first 8 bytes: between processes of one machine the kernel copies memory to memory, and two more passes over
-//! the bytes would cost as much as the copies.
+//! With [`Flags::BARE`], which only `DATA` may have and only where both sides agreed on it, the checksum covers of the
+//! body only its first 8 bytes: between processes of one machine the kernel copies memory to memory, and two more
+//! passes over the bytes would cost as much as the copies.
 //!
-//! A damaged length makes the receiver look for the next frame at a wrong place. It finds the damage by the checksum; if the
-//! length names bytes that never come, by its deadline.
+//! A damaged length makes the receiver look for the next frame at a wrong place. It finds the damage by the checksum;
+//! if the length names bytes that never come, by its deadline.
 
 use crate::fault::Fault;
 use xxhash_rust::xxh3::Xxh3Default;

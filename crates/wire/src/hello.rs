@@ -2,17 +2,20 @@
 //!
 //! All four frames are `HELLO`s of request 0. A body begins with its stage in 4 bytes.
 //!
-//! | stage | from | fields |
-//! | --- | --- | --- |
-//! | 1 offer | compute | `TIDEWIRE`, oldest and newest version u16 each, zero u32, tablespace 16, client 16, lane u32, bits u32 (1: bare data), incarnation u64, nonce 32, limits 40 |
-//! | 2 challenge | node | version u16, zero u16, nonce 32 |
-//! | 3 proof | compute | proof 32 |
-//! | 4 welcome | node | proof 32, bits u32, cores u32, content u64, row nanoseconds u32, latency nanoseconds u32, bytes a second u64, limits 40 |
+//! * 1, the compute process's offer: `TIDEWIRE`, oldest and newest version u16 each, zero u32, tablespace 16, client 16,
+//!   lane u32, bits u32 (1: bare data), incarnation u64, nonce 32, limits 40.
+//! * 2, the node's challenge: version u16, zero u16, nonce 32.
+//! * 3, the compute process's proof: 32.
+//! * 4, the node's welcome: proof 32, bits u32, cores u32, content u64, row nanoseconds u32, latency nanoseconds u32, bytes
+//!   a second u64, limits 40.
 //!
-//! A proof is HMAC-SHA256 with the token as the key of a text that names the side, the epoch, the offer and the challenge,
-//! each after its length. Both nonces are in it, so that no proof is good in another handshake. The node proves itself only
-//! to those that have proved themselves. Nothing is encrypted, and frames are checked against accidents, not against somebody
-//! who changes them on their way: between machines use a network of your own.
+//! Limits are bytes of a frame u32, of a batch u32, requests u32, zero u32, bytes of a read u64, of requests u64, of rows
+//! u64.
+//!
+//! A proof is HMAC-SHA256 with the token as the key of a text that names the side, the epoch, the offer and the
+//! challenge, each after its length. Both nonces are in it, so that no proof is good in another handshake. The node
+//! proves itself only to those that have proved themselves. Nothing is encrypted, and frames are checked against
+//! accidents, not against somebody who changes them on their way: between machines use a network of your own.
 
 use crate::codec::{Reader, Writer};
 use crate::fault::Fault;
@@ -23,7 +26,10 @@ use crate::token::{NONCE_BYTES, PROOF_BYTES, Side, Token, random};
 use crate::transport::{Halves, Incoming, send_whole};
 use std::fmt;
 use std::time::Duration;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, SqlState};
+
+/// How long a peer that is refused may take to say what it began with.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 const MAGIC: [u8; 8] = *b"TIDEWIRE";
 
@@ -60,8 +66,8 @@ pub struct Offer {
     pub client: Identity,
     /// Which of the process's connections it is.
     pub lane: u32,
-    /// Counts the connections of this lane. The next one ends the one before: nothing that it still had on its way happens
-    /// after the next one is welcome.
+    /// Counts the connections of this lane. The next one ends the one before: nothing that it still had on its way
+    /// happens after the next one is welcome.
     pub incarnation: u64,
     pub limits: Limits,
     /// Data may come without a checksum where both ends are on one machine.
@@ -230,20 +236,29 @@ fn receive(incoming: &mut dyn Incoming, answers: bool, timeout: Duration) -> Res
     }
 }
 
+/// Sends a greeting and receives what the node says to it. It may have refused the connection before, and closed it.
+fn exchange(halves: &mut Halves, epoch: Epoch, hello: &[u8], timeout: Duration) -> Result<(Head, Vec<u8>)> {
+    let sent = send_alone(halves, Kind::Hello, Flags::NONE, epoch, hello);
+    let received = receive(&mut *halves.incoming, true, timeout);
+    match (sent, received) {
+        (Err(sent), Err(received)) if received.code() == SqlState::CONNECTION_FAILURE => Err(sent),
+        (Err(sent), Ok(_)) => Err(sent),
+        (_, received) => received,
+    }
+}
+
 /// The compute process's part.
 pub(crate) fn offer(halves: &mut Halves, offer: &Offer, token: &Token, timeout: Duration) -> Result<Agreement> {
     offer.limits.check()?;
     let hello = Hello::Offer { offer: *offer, versions: (VERSION, VERSION), nonce: random()? }.encode();
-    send_alone(halves, Kind::Hello, Flags::NONE, offer.epoch, &hello)?;
-    let (head, challenge) = receive(&mut *halves.incoming, true, timeout)?;
+    let (head, challenge) = exchange(halves, offer.epoch, &hello, timeout)?;
     let Hello::Challenge { .. } = Hello::decode(&challenge, head.epoch)? else {
         return Err(Fault::Malformed("it is no challenge").into());
     };
     let epoch = offer.epoch.0.to_le_bytes();
     let transcript: [&[u8]; 3] = [&epoch, &hello, &challenge];
     let proof = Hello::Proof(token.prove(Side::Compute, &transcript)).encode();
-    send_alone(halves, Kind::Hello, Flags::NONE, offer.epoch, &proof)?;
-    let (head, welcome) = receive(&mut *halves.incoming, true, timeout)?;
+    let (head, welcome) = exchange(halves, offer.epoch, &proof, timeout)?;
     let Hello::Welcome { proof, agreement } = Hello::decode(&welcome, head.epoch)? else {
         return Err(Fault::Malformed("it is no welcome").into());
     };
@@ -256,6 +271,14 @@ pub(crate) fn offer(halves: &mut Halves, offer: &Offer, token: &Token, timeout: 
         return Err(Fault::Malformed("it agrees to what was not offered").into());
     }
     Ok(agreement)
+}
+
+/// Refuses a peer before anything is known of it: what it says meanwhile is taken, so that the system does not throw
+/// the refusal away with it.
+pub(crate) fn refuse(halves: &mut Halves, error: &Error) {
+    // The peer may be gone.
+    let _ = send_refusal(halves, Epoch(0), error);
+    let _ = receive(&mut *halves.incoming, false, LAST_WORD);
 }
 
 /// A peer that has proved that it knows the token, and waits to be welcome.

@@ -1,14 +1,14 @@
 //! Requests from a compute process to a memory node, and their answers.
 //!
-//! A database can have its memory on another machine, at a *memory node*, and have the node run parts of its plans. This
-//! crate is what lies between: it carries requests and answers, and knows nothing of what they mean.
+//! A database can have its memory on another machine, at a *memory node*, and have the node run parts of its plans.
+//! This crate is what lies between: it carries requests and answers, and knows nothing of what they mean.
 //!
 //! # The protocol
 //!
 //! A connection carries [frames](frame): a head of 32 bytes with a checksum, then a body. It begins with a
-//! [handshake](hello) of four `HELLO`s, in which both sides prove by HMAC that they know the same [`Token`], and agree on
-//! [`Limits`]. Then the compute process sends [requests](message), each under a number of its own, and the node sends
-//! answers under the same numbers, in any order:
+//! [handshake](hello) of four `HELLO`s, in which both sides prove by HMAC that they know the same [`Token`], and agree
+//! on [`Limits`]. Then the compute process sends [requests](message), each under a number of its own, and the node
+//! sends answers under the same numbers, in any order:
 //!
 //! ```text
 //! compute                                     node
@@ -37,23 +37,25 @@
 //!
 //! What holds:
 //!
-//! * **Limits.** A peer is never believed how much there will be: frames, lists, reads, requests under way and their bytes
-//!   are bounded by what was agreed on, and refused beyond that before memory is taken for them.
-//! * **Credits.** A request's body counts against the connection's credit until the request is answered. Rows of a fragment
-//!   count against the request's own credit, which `CREDIT` raises as they are consumed. Both are bytes.
+//! * **Limits.** A peer is never believed how much there will be: frames, lists, reads, requests under way and their
+//!   bytes are bounded by what was agreed on, and refused beyond that before memory is taken for them.
+//! * **Credits.** A request's body counts against the connection's credit until the request is answered. Rows of a
+//!   fragment count against the request's own credit, which `CREDIT` raises as they are consumed. Both are bytes.
 //! * **Once.** A request that comes twice happens once, and one that comes after it was cancelled does not happen.
-//! * **Cancelling.** `CANCEL` is answered by the end of the request that it names: it is done after all, or had no effect
-//!   (57014). A deadline cancels. Whatever is not answered then is unknown, and the connection ends (08006).
-//! * **Epochs.** Each frame has its sender's [`Epoch`]. Once a `HELLO` of a newer one is answered, nothing of an older one
-//!   happens any more (57P01). The next connection of the same lane of a process ends the one before in the same way. So
-//!   a process that connects again may read what its lost requests came to, and no late frame changes it afterwards.
+//! * **Cancelling.** `CANCEL` is answered by the end of the request that it names: it is done after all, or had no
+//!   effect (57014). A deadline cancels. Whatever is not answered then is unknown, and the connection ends (08006).
+//! * **Epochs.** Each frame has its sender's [`Epoch`]. Once a `HELLO` of a newer one is answered, nothing of an older
+//!   one happens any more (57P01). The next connection of the same lane of a process ends the one before in the same
+//!   way. So a process that connects again may read what its lost requests came to, and no late frame changes it
+//!   afterwards.
 //! * **Damage.** A frame whose checksum is wrong, or that is malformed, ends the connection (08P01).
 //!
 //! # The parts
 //!
-//! [`Connection`] is the compute process's side, shared by threads. [`DirectReader`] is a side that only reads and takes no
-//! memory, for a handler of page faults. [`Server`] is the node's side, over a [`Service`]. Under them is a
-//! [`Transport`](transport::Transport): TCP, unix sockets, a pair in one process that can be paced, or a simulated network.
+//! [`Connection`] is the compute process's side, shared by threads. [`DirectReader`] is a side that only reads and
+//! takes no memory, for a handler of page faults. [`Server`] is the node's side, over a [`Service`]. Under them is a
+//! [`Transport`](transport::Transport): TCP, unix sockets, a pair in one process that can be paced, or a simulated
+//! network.
 //!
 //! ```
 //! use std::time::Duration;
@@ -113,7 +115,8 @@
 //! # }
 //! ```
 //!
-//! Leaves to others: what is asked and answered, which memory a place is, what a plan says, whether a failure is overcome.
+//! Leaves to others: what is asked and answered, which memory a place is, what a plan says, whether a failure is
+//! overcome.
 
 #![forbid(unsafe_code)]
 

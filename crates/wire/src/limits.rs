@@ -14,7 +14,8 @@ const FRAME_BYTES_MAX: u32 = 64 << 20;
 const READ_BYTES_MAX: u64 = 1 << 30;
 const CREDIT_BYTES_MAX: u64 = 1 << 30;
 
-/// Requests that one connection may ever have under way: the receiver tells duplicates from late ones among four times as many.
+/// Requests that one connection may ever have under way: the receiver tells duplicates from late ones among four times
+/// as many.
 pub const REQUESTS_MAX: u32 = 1024;
 
 /// Bounds of one connection. Each side names its own, and the lesser of the two holds.

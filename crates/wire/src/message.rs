@@ -1,7 +1,7 @@
 //! Bodies of frames: what a compute process asks of a node, and what it is told.
 //!
-//! All that follows is in the order in which it lies in the body. A list is a count of 4 bytes, then its entries. *Rest*
-//! is what the body has left. A body has nothing behind these fields.
+//! All that follows is in the order in which it lies in the body. A list is a count of 4 bytes, then its entries.
+//! *Rest* is what the body has left. A body has nothing behind these fields.
 //!
 //! | kind | request | answer |
 //! | --- | --- | --- |
@@ -121,8 +121,8 @@ pub enum Request<'a> {
         credit: u64,
         plan: &'a [u8],
     },
-    /// Bytes of batches that the request's answer may have in all, from its beginning. So one that comes twice, or after a
-    /// later one, does no harm.
+    /// Bytes of batches that the request's answer may have in all, from its beginning. So one that comes twice, or
+    /// after a later one, does no harm.
     Credit {
         granted: u64,
     },

@@ -1,7 +1,7 @@
 //! The node's side: a thread a connection, which reads requests and hands them to a [`Service`].
 //!
-//! The service answers at once, on that thread, or keeps the [`Responder`] and answers from another one later. So answers
-//! come in any order. A `CANCEL` is seen while others work; it raises a flag at the request that it names.
+//! The service answers at once, on that thread, or keeps the [`Responder`] and answers from another one later. So
+//! answers come in any order. A `CANCEL` is seen while others work; it raises a flag at the request that it names.
 
 use crate::clock::Clock;
 use crate::codec::Payload;
@@ -33,8 +33,8 @@ pub trait Service: Send + Sync + 'static {
     /// Whether there is such a tablespace. The peer has proved that it knows the token.
     fn admit(&self, offer: &Offer) -> Result<Admission>;
 
-    /// The offer's epoch is the tablespace's now, and no older one has effects any more. Called for each connection, before
-    /// it is welcome: a service that outlives its process makes the epoch durable here.
+    /// The offer's epoch is the tablespace's now, and no older one has effects any more. Called for each connection,
+    /// before it is welcome: a service that outlives its process makes the epoch durable here.
     fn begun(&self, offer: &Offer) -> Result<()> {
         let _ = offer;
         Ok(())
@@ -188,7 +188,7 @@ impl<S: Service> Server<S> {
         let Some(number) = number else {
             let limit = self.config.connections as u64;
             let error = Error::from(Fault::Busy { what: "connections", limit });
-            hello::send_refusal(&mut halves, Epoch(0), &error)?;
+            hello::refuse(&mut halves, &error);
             return Err(error);
         };
         let served = self.serve_counted(halves);

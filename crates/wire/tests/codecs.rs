@@ -1,5 +1,5 @@
-//! Each body comes back as it went in, whatever is in it; whatever else comes is refused or read as something that would be
-//! written in the same way; and each damage of one bit is found.
+//! Each body comes back as it went in, whatever is in it; whatever else comes is refused or read as something that
+//! would be written in the same way; and each damage of one bit is found.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -1,8 +1,9 @@
 //! A client reads and writes an array at a node over a network that loses, doubles, damages, delays and cuts, by seeds.
 //!
-//! The model knows of each cell which values it may have. A write that was acknowledged leaves one; a write whose outcome
-//! is unknown leaves the old and the new one, until a read tells; one that was cancelled leaves the old one. Whatever the
-//! network does, no read gives another value, nothing hangs, and each error has one of the codes that the protocol names.
+//! The model knows of each cell which values it may have. A write that was acknowledged leaves one; a write whose
+//! outcome is unknown leaves the old and the new one, until a read tells; one that was cancelled leaves the old one.
+//! Whatever the network does, no read gives another value, nothing hangs, and each error has one of the codes that the
+//! protocol names.
 //!
 //! Time is virtual, so that a seed is nearly a history:
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-wire --test simulation -- --nocapture`
@@ -128,7 +129,8 @@ impl World {
                     return connection;
                 }
                 Err(error) => {
-                    // A token or a number that was damaged is refused as if it were another's, were it not for the checksum.
+                    // A token or a number that was damaged is refused as if it were another's, were it not for the
+                    // checksum.
                     check(&error);
                     self.seen.refused += 1;
                 }

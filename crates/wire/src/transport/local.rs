@@ -1,7 +1,8 @@
 //! Pairs within one process, as fast as copying is or as slow as a link that is to be imitated.
 //!
-//! Each direction is a ring of bytes that one thread fills and another empties. A [`Link`] paces: bytes leave when those
-//! before them, of all pairs over the link in that direction, have left at its bandwidth, and come a latency later.
+//! Each direction is a ring of bytes that one thread fills and another empties. A [`Link`] paces: bytes leave when
+//! those before them, of all pairs over the link in that direction, have left at its bandwidth, and come a latency
+//! later.
 
 use super::{Closer, Halves, Incoming, Outgoing, PATIENCE, STALL, Transport};
 use crate::clock::{Clock, SystemClock};
@@ -156,8 +157,8 @@ impl Ring {
         Ring { link, direction, state: Mutex::new(state), filled: Condvar::new(), emptied: Condvar::new() }
     }
 
-    /// Puts in what there is room for of these pieces, without their first `skipped` bytes, once there is any. Zero: there was
-    /// none for so long.
+    /// Puts in what there is room for of these pieces, without their first `skipped` bytes, once there is any. Zero:
+    /// there was none for so long.
     fn put(&self, pieces: &[&[u8]], mut skipped: usize, patience: Duration) -> Result<usize, Fault> {
         let mut state = lock(&self.state);
         loop {
@@ -350,7 +351,7 @@ mod tests {
     #[test]
     fn bytes_come_through_a_ring_that_is_smaller_and_its_end_is_told() {
         let (near, far) = Link::unpaced().pair();
-        let sent: Vec<u8> = (0..RING_BYTES * 3 + 17).map(|at| (at * 31 >> 3) as u8).collect();
+        let sent: Vec<u8> = (0..RING_BYTES * 3 + 17).map(|at| ((at * 31) >> 3) as u8).collect();
         let mut got = vec![0; sent.len()];
         std::thread::scope(|scope| {
             scope.spawn(|| near.write_all(&sent).unwrap());

@@ -1,8 +1,8 @@
 //! What carries frames between two ends, in order or not.
 //!
-//! A [`Transport`] is one end of a connection that nobody has spoken on yet. It comes apart into a half that sends, one that
-//! receives and one that closes both from any thread. A frame goes out as pieces that are never put together, and what comes
-//! in is copied once, to where it is wanted.
+//! A [`Transport`] is one end of a connection that nobody has spoken on yet. It comes apart into a half that sends, one
+//! that receives and one that closes both from any thread. A frame goes out as pieces that are never put together, and
+//! what comes in is copied once, to where it is wanted.
 //!
 //! Between the frames of one request, in one direction, a transport keeps the order. Frames of different requests may
 //! overtake each other, and all may be lost, late or doubled: the connection finds that out.
@@ -44,8 +44,8 @@ pub struct Halves {
 
 /// Sends frames. Takes no memory, but for those that are made to measure or test.
 pub trait Outgoing: Send + fmt::Debug {
-    /// Goes on with a frame, of which `sent` bytes have gone already, and counts on. False: there is no room for the rest
-    /// at the moment.
+    /// Goes on with a frame, of which `sent` bytes have gone already, and counts on. False: there is no room for the
+    /// rest at the moment.
     fn send(&mut self, frame: &[&[u8]], sent: &mut usize) -> Result<bool, Fault>;
 }
 

@@ -1,9 +1,10 @@
 //! A network that does by a seed what networks do: it is late, loses frames, doubles them, lets frames of one request
 //! overtake another's, damages them, and cuts connections in the middle of one.
 //!
-//! Its time is virtual. It stands still while anybody is at work; when both ends of a connection wait, it goes on at once to
-//! when the next frame comes, or, a moment later, to when the first of them has waited long enough. So minutes of deadlines
-//! pass in no time, and little depends on how busy the machine is, as long as one thread at each end uses the connection.
+//! Its time is virtual. It stands still while anybody is at work; when both ends of a connection wait, it goes on at
+//! once to when the next frame comes, or, a moment later, to when the first of them has waited long enough. So minutes
+//! of deadlines pass in no time, and little depends on how busy the machine is, as long as one thread at each end uses
+//! the connection.
 
 use super::{Closer, Halves, Incoming, Outgoing, Transport};
 use crate::clock::{Clock, VirtualClock};
@@ -314,7 +315,8 @@ impl Incoming for Receiver {
                 done += count;
             }
             if done < bytes.len() {
-                // A frame that was cut or whose length is damaged: the bytes of the next one, as a stream would have them.
+                // A frame that was cut or whose length is damaged: the bytes of the next one, as a stream would have
+                // them.
                 let until = line.network.clock.now() + super::STALL;
                 if !line.next(*side, until)? {
                     return Err(Fault::Closed("the rest of a frame does not come"));

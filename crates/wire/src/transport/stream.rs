@@ -16,8 +16,8 @@ use tidepool_base::{Error, Result, SqlState};
 /// How long a receiver sleeps at most before it looks at its deadline.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Bytes that are taken from the system at once where a frame begins. Small frames come several at a time; of a large one
-/// so much is copied twice.
+/// Bytes that are taken from the system at once where a frame begins. Small frames come several at a time; of a large
+/// one so much is copied twice.
 const BUFFER_BYTES: usize = 4 << 10;
 
 /// Pieces that one call hands to the system.
