@@ -2,7 +2,7 @@
 //!
 //! No thread belongs to the connection. Of those that wait for an answer one *leads*: it reads the next frame, puts it
 //! where it belongs, and wakes whose it is. When its own answer is complete, it wakes another one to lead. So a thread
-//! that asks alone reads its answer itself, without being woken by anybody, and the bytes of a `READ` go from the
+//! that asks alone reads its answer itself, without being woken by another one, and the bytes of a `READ` go from the
 //! socket to where they are wanted.
 //!
 //! A sender for whom there is no room leads as well now and then: the node may be sending, too, and neither would go
@@ -10,7 +10,7 @@
 //!
 //! A request has a deadline. When it has passed, the request is cancelled. The node acknowledges that, and then it is
 //! certain that the request had no effect (57014), or answers after all. If it does neither within the grace, the
-//! connection is given up (08006): nobody knows then what became of the requests under way, and the next connection of
+//! connection is given up (08006): the outcome of the requests under way is unknown then, and the next connection of
 //! the same lane settles it.
 
 use crate::clock::Clock;
@@ -113,7 +113,7 @@ struct Slot {
     finished: Option<Result<Outcome>>,
     wake: Arc<Condvar>,
     is_parked: bool,
-    /// Nobody waits for it, or will.
+    /// No thread waits for it, or will.
     is_abandoned: bool,
 }
 
@@ -150,7 +150,7 @@ impl Fill<'_> {
     }
 
     fn add(&mut self, bytes: &[u8]) {
-        // Whoever asked brought room for what was asked for, and no more comes.
+        // There is room for as much as was asked for, and no more comes.
         self.into[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
         self.filled += bytes.len();
     }
@@ -290,7 +290,7 @@ pub struct Canceller {
 }
 
 impl Canceller {
-    /// Asks the node to give the request up. Whoever waits for it is told what became of it.
+    /// Asks the node to give the request up. The thread that waits for it is told what became of it.
     pub fn cancel(&self) -> Result<()> {
         self.shared.cancel(self.number, self.shared.clock.now() + self.shared.timeouts.grace)
     }
@@ -329,7 +329,7 @@ impl Drop for Pending {
             let mut state = lock(&self.shared.state);
             let is_under_way = state.slots.get(&self.number).is_some_and(|slot| slot.finished.is_none());
             if is_under_way && state.broken.is_none() {
-                // Whoever leads takes it away when the node has ended it.
+                // The leader takes it away when the node has ended it.
                 if let Some(slot) = state.slots.get_mut(&self.number) {
                     slot.is_abandoned = true;
                     slot.received.clear();
@@ -660,7 +660,7 @@ impl Shared {
         state
     }
 
-    /// Wakes a thread to lead, if none does and one waits. Whoever stops waiting calls this.
+    /// Wakes a thread to lead, if none does and one waits. A thread that stops waiting calls this.
     fn hand_over(&self, state: &State) {
         if state.is_led {
             return;
@@ -795,7 +795,7 @@ impl Shared {
             return if head.request.0 < state.next {
                 Ok(Goal::Discard)
             } else {
-                Err(Fault::Malformed("it answers what nobody asked"))
+                Err(Fault::Malformed("it answers a request that was not sent"))
             };
         };
         let Expects::Data(total) = slot.expects else {
@@ -825,7 +825,7 @@ impl Shared {
             return if head.request.0 < next {
                 Ok(())
             } else {
-                Err(Fault::Malformed("it answers what nobody asked").into())
+                Err(Fault::Malformed("it answers a request that was not sent").into())
             };
         };
         let outcome = match (answer, slot.expects) {

@@ -48,7 +48,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still but while somebody sleeps, and then is at once where it is to be: what a paced connection
+/// A clock that moves only when a thread sleeps, and then at once to where the thread wants it: what a paced connection
 /// would have taken can be told exactly, whatever the machine does meanwhile.
 #[derive(Debug, Default)]
 pub struct VirtualClock(AtomicU64);

@@ -153,7 +153,7 @@ impl DirectReader {
                 return Err(self.refused(&head, first));
             }
             if head.request > number {
-                return Err(Fault::Malformed("it answers what nobody asked"));
+                return Err(Fault::Malformed("it answers a request that was not sent"));
             }
         }
     }
@@ -182,7 +182,7 @@ impl DirectReader {
         if head.epoch == self.epoch { Ok(()) } else { Err(Fault::Malformed("its answer is of another epoch")) }
     }
 
-    /// Receives bytes that nobody wants, but for the first ones.
+    /// Receives bytes and keeps the first ones only.
     fn pass_over(&mut self, len: usize, checksum: &mut crate::frame::Checksum, first: &mut [u8]) -> Result<(), Fault> {
         let (mut scratch, mut done) = ([0; 512], 0);
         while done < len {

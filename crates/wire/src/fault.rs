@@ -1,7 +1,7 @@
 //! What goes wrong on a connection, as a value that takes no memory.
 //!
-//! A page fault's handler reads through this crate and may not allocate, so the low layers return a [`Fault`]; whoever
-//! may allocate turns it into an [`Error`].
+//! A page fault's handler reads through this crate and may not allocate, so the low layers return a [`Fault`]. Code
+//! that may allocate turns it into an [`Error`].
 
 use std::fmt;
 use std::io;

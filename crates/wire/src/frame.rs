@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_flags_that_nobody_knows_are_named() {
+    fn unknown_kinds_and_flags_are_named() {
         for kind in Kind::ALL {
             assert_eq!(Kind::from_number(kind.number()), Ok(*kind));
         }

@@ -2,20 +2,20 @@
 //!
 //! All four frames are `HELLO`s of request 0. A body begins with its stage in 4 bytes.
 //!
-//! * 1, the compute process's offer: `TIDEWIRE`, oldest and newest version u16 each, zero u32, tablespace 16, client 16,
-//!   lane u32, bits u32 (1: bare data), incarnation u64, nonce 32, limits 40.
+//! * 1, the compute process's offer: `TIDEWIRE`, oldest and newest version u16 each, zero u32, tablespace 16, client
+//!   16, lane u32, bits u32 (1: bare data), incarnation u64, nonce 32, limits 40.
 //! * 2, the node's challenge: version u16, zero u16, nonce 32.
 //! * 3, the compute process's proof: 32.
-//! * 4, the node's welcome: proof 32, bits u32, cores u32, content u64, row nanoseconds u32, latency nanoseconds u32, bytes
-//!   a second u64, limits 40.
+//! * 4, the node's welcome: proof 32, bits u32, cores u32, content u64, row nanoseconds u32, latency nanoseconds u32,
+//!   bytes a second u64, limits 40.
 //!
-//! Limits are bytes of a frame u32, of a batch u32, requests u32, zero u32, bytes of a read u64, of requests u64, of rows
-//! u64.
+//! Limits are bytes of a frame u32, of a batch u32, requests u32, zero u32, bytes of a read u64, of requests u64, of
+//! rows u64.
 //!
 //! A proof is HMAC-SHA256 with the token as the key of a text that names the side, the epoch, the offer and the
 //! challenge, each after its length. Both nonces are in it, so that no proof is good in another handshake. The node
 //! proves itself only to those that have proved themselves. Nothing is encrypted, and frames are checked against
-//! accidents, not against somebody who changes them on their way: between machines use a network of your own.
+//! accidents, not against an attacker on the network: between machines use a network of your own.
 
 use crate::codec::{Reader, Writer};
 use crate::fault::Fault;

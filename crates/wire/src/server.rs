@@ -17,6 +17,7 @@ use crate::transport::stream::{Knock, Listener};
 use crate::transport::{Closer, Halves, Incoming, Outgoing, Transport, send_whole};
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ pub trait Service: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Answers a request, now or later. It may come from several connections at once, and must not panic.
+    /// Answers a request, now or later. Requests come from several connections at once. A panic leaves the request
+    /// without an answer, of which the peer is told.
     fn serve(&self, peer: &Offer, request: Request<'_>, responder: Responder);
 
     /// The connection is over, and so are its requests.
@@ -219,7 +221,7 @@ impl<S: Service> Server<S> {
             limits: self.config.limits.lesser(offer.limits),
             bare_data: self.config.bare_data && offer.bare_data && halves.is_local,
         };
-        // Until the peer is welcome, the connection's end is what it is told; then nobody sends but by the wire.
+        // Until the peer is welcome, this thread alone sends; then all send by the wire.
         let wire = Arc::new(Wire {
             out: Mutex::new(None),
             closer: halves.closer.clone(),
@@ -311,7 +313,8 @@ impl<S: Service> Server<S> {
                     }
                     let inside = gate.enter()?;
                     if let Some(responder) = wire.begin(head, &request, inside)? {
-                        self.service.serve(peer, request, responder);
+                        // The responder says that there is no answer, and other requests go on.
+                        let _ = catch_unwind(AssertUnwindSafe(|| self.service.serve(peer, request, responder)));
                     }
                 }
             }
@@ -336,7 +339,7 @@ impl Seen {
     const WORDS: usize = REQUESTS_MAX as usize * 4 / 64;
     const NUMBERS: u64 = Seen::WORDS as u64 * 64;
 
-    /// False if it came before, or is so far back that nobody can tell.
+    /// False if it came before, or is so far back that it may have.
     fn insert(&mut self, request: RequestId) -> bool {
         let number = request.0;
         if number > self.last {

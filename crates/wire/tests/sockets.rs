@@ -103,6 +103,8 @@ fn every_request_is_answered() {
         // An error is the request's alone, and comes whole.
         let refused = connection.read_into(&[extent(1 << 30, 5)], &mut [0; 5]).unwrap_err();
         assert_eq!((refused.code(), refused.hint()), (SqlState::INVALID_PARAMETER_VALUE, Some("Ask for another.")));
+        // A defect of the service is an error of the request that met it.
+        assert_eq!(connection.publish(u64::MAX, 0).unwrap_err().code(), SqlState::INTERNAL_ERROR);
         connection.ping().unwrap();
     });
 }

@@ -124,7 +124,7 @@ struct Ring {
     link: Arc<Link>,
     direction: usize,
     state: Mutex<State>,
-    /// Somebody waits for what has changed.
+    /// Signalled if a thread waits for the change.
     filled: Condvar,
     emptied: Condvar,
 }
@@ -137,7 +137,7 @@ struct State {
     put: u64,
     /// Up to which count bytes come when, if the link is paced.
     arrivals: VecDeque<(u64, Duration)>,
-    /// Somebody is to be woken: waking nobody costs a system call, too.
+    /// A thread is to be woken. To wake none costs a system call, too.
     receiver_waits: bool,
     sender_waits: bool,
     closed: bool,

@@ -1,6 +1,6 @@
 //! What carries frames between two ends, in order or not.
 //!
-//! A [`Transport`] is one end of a connection that nobody has spoken on yet. It comes apart into a half that sends, one
+//! A [`Transport`] is one end of a connection on which nothing was sent yet. It comes apart into a half that sends, one
 //! that receives and one that closes both from any thread. A frame goes out as pieces that are never put together, and
 //! what comes in is copied once, to where it is wanted.
 //!
@@ -58,7 +58,7 @@ pub trait Incoming: Send + fmt::Debug {
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Fault>;
 }
 
-/// Ends a connection: whoever waits at either end is told so.
+/// Ends a connection: the threads that wait at either end are told so.
 pub trait Closer: Send + Sync + fmt::Debug {
     fn close(&self);
 }

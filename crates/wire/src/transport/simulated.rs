@@ -1,7 +1,7 @@
 //! A network that does by a seed what networks do: it is late, loses frames, doubles them, lets frames of one request
 //! overtake another's, damages them, and cuts connections in the middle of one.
 //!
-//! Its time is virtual. It stands still while anybody is at work; when both ends of a connection wait, it goes on at
+//! Its time is virtual. It stands still while either end is at work; when both ends of a connection wait, it goes on at
 //! once to when the next frame comes, or, a moment later, to when the first of them has waited long enough. So minutes
 //! of deadlines pass in no time, and little depends on how busy the machine is, as long as one thread at each end uses
 //! the connection.
@@ -261,11 +261,12 @@ impl Line {
             state.waits[side] = Some(until);
             let other_waits = if state.closed[other] { Some(until) } else { state.waits[other] };
             if let Some(other_until) = other_waits {
-                // Nobody is left to whom the others could come.
+                // The others have no end left to come to.
                 let others = if state.closed[other] { &[] } else { &state.frames[other][..] };
                 let arrival = state.frames[side].iter().chain(others).map(|frame| frame.arrival).min();
                 let next = arrival.unwrap_or(until).min(until).min(other_until);
-                // Somebody may be about to answer: a deadline passes only when nothing has happened for a moment.
+                // A service's thread may be about to answer: a deadline passes only when nothing has happened for a
+                // moment.
                 let is_deadline = arrival.is_none_or(|arrival| arrival > next);
                 let sent = state.sent;
                 if next > now && is_deadline {

@@ -20,6 +20,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// one so much is copied twice.
 const BUFFER_BYTES: usize = 4 << 10;
 
+/// A link that is slower is taken for one that is broken.
+const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 10;
+
 /// Pieces that one call hands to the system.
 const PIECES_MAX: usize = 16;
 
@@ -175,6 +178,7 @@ impl<S: Socket> Receiver<S> {
 
     /// Reads until `done` bytes of `bytes`, of which so many are there, are all of them.
     fn fill(&mut self, bytes: &mut [u8], mut done: usize) -> Result<(), Fault> {
+        let patience = STALL + Duration::from_secs(bytes.len() as u64 / SLOWEST_BYTES_PER_SECOND);
         let mut since: Option<Instant> = None;
         while done < bytes.len() {
             done += self.take(&mut bytes[done..]);
@@ -182,19 +186,16 @@ impl<S: Socket> Receiver<S> {
             if left.is_empty() {
                 break;
             }
-            let came = if left.len() < BUFFER_BYTES {
+            // Not renewed by what comes: a peer that sends a byte now and then would keep this thread for ever.
+            if since.get_or_insert_with(Instant::now).elapsed() > patience {
+                return Err(Fault::Closed("the rest of a frame does not come"));
+            }
+            // Nothing may come for the socket's timeout.
+            if left.len() < BUFFER_BYTES {
                 let came = Self::read(&self.socket, &mut self.buffer[..])?;
                 (self.from, self.to) = (0, came.unwrap_or(0));
-                came
             } else {
-                let came = Self::read(&self.socket, left)?;
-                done += came.unwrap_or(0);
-                came
-            };
-            if came.is_some() {
-                since = None;
-            } else if since.get_or_insert_with(Instant::now).elapsed() > STALL {
-                return Err(Fault::Closed("the rest of a frame does not come"));
+                done += Self::read(&self.socket, left)?.unwrap_or(0);
             }
         }
         Ok(())
@@ -263,7 +264,7 @@ pub fn connect_unix(path: &Path) -> Result<UnixStream> {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    /// With where it lies; whoever made it removes it.
+    /// With where it lies; the caller removes it.
     Unix(UnixListener, PathBuf),
 }
 
@@ -323,7 +324,7 @@ pub(crate) enum Knock {
 
 impl Knock {
     pub fn knock(&self) {
-        // Where nobody can connect, nobody waits for one to.
+        // If no connection comes about, no thread waits for one.
         match self {
             Knock::Tcp(address) => drop(TcpStream::connect_timeout(address, Duration::from_secs(1))),
             Knock::Unix(path) => drop(UnixStream::connect(path)),
