@@ -177,8 +177,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout =
-        Layout { hosts: 4, workers: 3, tuples: 100, ring_lines: 8, block_lines: 2, blocks: 5 };
+    const LAYOUT: Layout = Layout { hosts: 4, workers: 3, tuples: 100, ring_lines: 8, block_lines: 2, blocks: 5 };
 
     #[test]
     fn no_two_things_stand_in_one_place() {

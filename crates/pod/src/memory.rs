@@ -19,6 +19,7 @@
 //!   permission for that, and holds up no writer.
 
 use crate::access::{Access, Fence, Line, Lines, Note, Part, WordAt};
+use crate::words::Tag;
 use std::fmt;
 use std::marker::PhantomData;
 use tidepool_device::LINE_BYTES;
@@ -37,6 +38,10 @@ pub enum Trouble<S> {
     Broken {
         line: Line,
     },
+    /// A version names a transaction that its slot does not know.
+    Unknown {
+        tag: Tag,
+    },
 }
 
 impl<S> From<S> for Trouble<S> {
@@ -50,6 +55,7 @@ impl<S> fmt::Display for Trouble<S> {
         match self {
             Trouble::Stopped(_) => f.write_str("stopped"),
             Trouble::Damaged { at, fault } => write!(f, "word {} of the pod is {fault}", at.0),
+            Trouble::Unknown { tag } => write!(f, "no slot of the pod knows {tag:?}"),
             Trouble::Broken { line } => write!(f, "what line {} of the pod holds is damaged", line.0),
         }
     }
@@ -145,6 +151,12 @@ impl<W: Word> Hw<W> {
         access
             .advance(self.at, 0, first.bits())?
             .map_err(|bits| Trouble::Damaged { at: self.at, fault: Fault { bits } })
+    }
+
+    /// Begins to write the word back, with all of its line. The next seal waits for it.
+    #[track_caller]
+    pub fn begin_durable<A: Access>(self, access: &A) -> Outcome<(), A> {
+        Ok(access.write_back_word(self.at)?)
     }
 
     /// Has the word outlive this host. Until then it does so only if another host has loaded it.
@@ -355,7 +367,6 @@ impl Published {
         firsts.into_iter().for_each(|first| access.note(Note::Sealed(Lines { first, count: 1 })));
         Ok(())
     }
-
 }
 
 #[track_caller]

@@ -36,11 +36,7 @@ struct Ring {
 
 impl Ring {
     fn new(layout: Layout, from: HostId, to: HostId) -> Ring {
-        Ring {
-            tail: layout.ring_tail(from, to),
-            head: layout.ring_head(from, to),
-            lines: layout.ring_bytes(from, to),
-        }
+        Ring { tail: layout.ring_tail(from, to), head: layout.ring_head(from, to), lines: layout.ring_bytes(from, to) }
     }
 
     fn count(&self) -> u64 {

@@ -23,8 +23,9 @@
 //!   reference out is written back before the block is written again.
 //! * *Committed* is written back before the first stamp and before the commit is acknowledged: it cannot be lost with its host while
 //!   anything rests on it.
-//! * A slot's words are one line. If a host dies they may be older than the host knew, but only by changes that nobody saw: a tag
-//!   with a later sequence than its slot's is of a transaction that has not committed.
+//! * A slot's words are one line. At its end a transaction begins to write it back, and the seal of the next one's first version
+//!   waits for that: so before any host sees a tag, the slot says for good that the transaction before is over. Else a host could
+//!   die and leave the standing of one transaction beside the sequence of the next.
 //! * A version that was replaced may be written again when the sequence of the transaction that replaced it has moved on. Hosts that
 //!   still read it find the tuple's word changed, and drop what they read.
 //!
@@ -83,10 +84,7 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The newest version, which is committed.
-    Row {
-        begin: CommitTs,
-        image: Vec<u8>,
-    },
+    Row { begin: CommitTs, image: Vec<u8> },
     /// A transaction that is not decided writes it.
     Locked(Tag),
     /// The row is not here.
@@ -150,17 +148,15 @@ impl<'a, A: Access> Tuples<'a, A> {
 
     /// What the transaction of a tag does. The tag was read in a version.
     pub fn status(&self, tag: Tag) -> Outcome<Status, A> {
-        let Some((sequence, standing)) = self.layout.slot_of(tag) else {
-            return Err(Trouble::Broken { line: self.layout.blocks(HostId(0)).first });
-        };
+        let broken = Trouble::Unknown { tag };
+        let Some((sequence, standing)) = self.layout.slot_of(tag) else { return Err(broken) };
         // The sequence moves on before the standing changes again: a sequence that is still the tag's says that the standing
         // was, too.
         let standing = standing.load(self.access)?;
         let sequence = sequence.load(self.access)?.0;
         Ok(match standing {
             _ if sequence > tag.sequence() => Status::Gone,
-            // Its host died and took along that the slot had moved on. It cannot have committed.
-            _ if sequence < tag.sequence() => Status::Running,
+            _ if sequence < tag.sequence() => return Err(broken),
             Standing::Running => Status::Running,
             Standing::Committed(ts) => Status::Committed(ts),
             Standing::Aborted => Status::Aborted,
@@ -367,6 +363,7 @@ impl<A: Access> Transaction<'_, A> {
         Published::stamp_all(blocks, access, ts.0)?;
         self.sequence.move_on(access, Number(self.tag.sequence()), Number(self.tag.sequence() + 1))?;
         self.standing.move_on(access, Standing::Committed(ts), Standing::Running)?;
+        self.standing.begin_durable(access)?;
         Ok(replaced.into_iter().map(Retired::of).collect())
     }
 
@@ -384,6 +381,7 @@ impl<A: Access> Transaction<'_, A> {
         // The blocks that a host publishes are its own.
         retired.into_iter().for_each(|retired| drop(blocks.retire(retired)));
         self.sequence.move_on(access, Number(self.tag.sequence()), Number(self.tag.sequence() + 1))?;
-        self.standing.move_on(access, Standing::Aborted, Standing::Running)
+        self.standing.move_on(access, Standing::Aborted, Standing::Running)?;
+        self.standing.begin_durable(access)
     }
 }

@@ -33,10 +33,7 @@ pub struct Tag(u64);
 impl Tag {
     pub fn new(host: HostId, worker: u16, sequence: u64) -> Tag {
         debug_assert!(usize::from(host.0) < HOSTS_MAX && usize::from(worker) < WORKERS_MAX);
-        Tag(TAG_BIT
-            | u64::from(host.0) << HOST_SHIFT
-            | u64::from(worker) << WORKER_SHIFT
-            | sequence & SEQUENCE_MASK)
+        Tag(TAG_BIT | u64::from(host.0) << HOST_SHIFT | u64::from(worker) << WORKER_SHIFT | sequence & SEQUENCE_MASK)
     }
 
     pub fn word(self) -> u64 {

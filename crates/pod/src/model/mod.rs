@@ -44,7 +44,7 @@ const WORDS_OF_LINE: usize = LINE_BYTES / 8;
 const HISTORY_MAX: usize = 64;
 
 /// Accesses that are told when a run fails.
-const TOLD: usize = 60;
+const TOLD: usize = 100;
 
 /// splitmix64: numbers that repeat.
 #[derive(Debug)]
@@ -257,7 +257,13 @@ impl World {
         };
         for _ in 0..layout.lines() {
             let empty = Contents { since: 0, version: 0, bytes: [0; LINE_BYTES] };
-            world.lines.push(Memory { owner: usize::MAX, history: vec![empty], versions: 0, stored: 0, seals: Vec::new() });
+            world.lines.push(Memory {
+                owner: usize::MAX,
+                history: vec![empty],
+                versions: 0,
+                stored: 0,
+                seals: Vec::new(),
+            });
         }
         for host in layout.all_hosts() {
             let rings = layout.all_hosts().filter(|to| *to != host).map(|to| layout.ring_bytes(host, to));
@@ -489,9 +495,8 @@ impl World {
         if self.hosts[host].is_dead {
             return;
         }
-        let choose = |random: &mut Random, among: Vec<usize>| {
-            (!among.is_empty()).then(|| among[random.below(among.len())])
-        };
+        let choose =
+            |random: &mut Random, among: Vec<usize>| (!among.is_empty()).then(|| among[random.below(among.len())]);
         match self.random.below(6) {
             0 => {
                 if let Some(line) = choose(&mut self.random, self.hosts[host].lines.keys().copied().collect()) {

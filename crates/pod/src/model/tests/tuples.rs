@@ -176,12 +176,10 @@ impl<'h> Worker<'h> {
         Ok(())
     }
 
+    /// Nothing that a host began is left to do.
     fn is_over(&self, other: usize) -> bool {
         let books = self.books.borrow();
-        match self.host.has_died(HostId(other as u8)) {
-            true => books.is_recovered[other],
-            false => books.has_worked[other],
-        }
+        books.has_worked[other] || self.host.has_died(HostId(other as u8)) && books.is_recovered[other]
     }
 
     /// Stays until all others have worked or were recovered, and looks at what they have left.
@@ -247,5 +245,10 @@ fn transfers(plan: Plan) -> Report {
     run(plan, LAYOUT, (0..LAYOUT.hosts).map(program).collect())
 }
 
-pub const TRANSFERS: Scenario =
-    Scenario { name: "transfers", run: transfers, mortals: &[HostId(0), HostId(1), HostId(2)], deaths: 2, accesses: 1000 };
+pub const TRANSFERS: Scenario = Scenario {
+    name: "transfers",
+    run: transfers,
+    mortals: &[HostId(0), HostId(1), HostId(2)],
+    deaths: 2,
+    accesses: 1000,
+};
