@@ -240,12 +240,6 @@ impl<'a, A: Access> Tuples<'a, A> {
     /// Ends what a dead host has begun. The caller is its one recoverer, its death is confirmed, and the lines of its blocks are the
     /// caller's to store to. `home_of`: whose a tuple is.
     pub fn recover(&self, dead: HostId, home_of: impl Fn(u32) -> HostId) -> Outcome<(), A> {
-        for worker in 0..self.layout.workers {
-            let standing = self.layout.standing(dead, worker);
-            if standing.load(self.access)? == Standing::Running {
-                standing.move_on(self.access, Standing::Running, Standing::Aborted)?;
-            }
-        }
         for tuple in 0..self.layout.tuples {
             while !self.recover_tuple(dead, tuple, home_of(tuple) == dead)? {}
         }
@@ -278,7 +272,7 @@ impl<'a, A: Access> Tuples<'a, A> {
         }
         match self.status(tag)? {
             Status::Committed(ts) => {
-                stamp_for_dead(self.access, block, tag.word(), ts.0)?;
+                stamp_for_dead(self.access, block, ts.0)?;
             }
             // The stamp was written back before the sequence moved on.
             Status::Gone => return Err(Trouble::Broken { line: block.first() }),

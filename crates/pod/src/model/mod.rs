@@ -109,13 +109,15 @@ pub struct Plan {
     pub left_out: Option<Site>,
     /// Ends these hosts after so many of their accesses.
     pub ends: [Option<(HostId, u64)>; 2],
+    /// A host sleeps before one in so many of its accesses, while others go on.
+    pub sleeps_in: usize,
     /// Accesses and pauses of all hosts. A run that needs more does not come to an end.
     pub steps_max: u64,
 }
 
 impl Plan {
     pub fn new(seed: u64) -> Plan {
-        Plan { seed, left_out: None, ends: [None; 2], steps_max: 40_000 }
+        Plan { seed, left_out: None, ends: [None; 2], sleeps_in: 40, steps_max: 40_000 }
     }
 }
 
@@ -830,8 +832,7 @@ pub fn run(plan: Plan, layout: Layout, programs: Vec<Program>) -> Report {
             }
             let ready: Vec<_> = (0..hosts.len()).filter(|host| hosts[*host].is_some()).collect();
             let chosen = ready[world.random.below(ready.len())];
-            // Some hosts sleep for long while others go on.
-            if world.random.one_in(40) {
+            if world.random.one_in(plan.sleeps_in) {
                 world.hosts[chosen].sleeps_until = steps + world.random.below(120) as u64;
             }
             let is_asleep = world.hosts[chosen].sleeps_until > steps && world.fault.is_none();

@@ -38,14 +38,14 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// How a seed has it: in two of three runs a host dies, at any of its accesses, and in one of six another one does.
+    /// How a seed has it: in two of three runs a host dies, at any of its accesses, and in one of three another one does.
     fn plan(&self, seed: u64, left_out: Option<Site>) -> Plan {
         let mut plan = Plan { left_out, ..Plan::new(seed) };
         if !seed.is_multiple_of(3) && !self.mortals.is_empty() {
             let mut random = super::Random::new(seed ^ 0xdead);
             let first = random.below(self.mortals.len());
             plan.ends[0] = Some((self.mortals[first], 1 + random.below(self.accesses) as u64));
-            if self.deaths > 1 && random.one_in(4) {
+            if self.deaths > 1 && random.one_in(2) {
                 let second = (first + 1 + random.below(self.mortals.len() - 1)) % self.mortals.len();
                 plan.ends[1] = Some((self.mortals[second], 1 + random.below(self.accesses) as u64));
             }
@@ -64,7 +64,8 @@ impl Scenario {
     }
 }
 
-const SCENARIOS: &[Scenario] = &[rings::MESSAGES, rings::HEIRS, tuples::TRANSFERS];
+const SCENARIOS: &[Scenario] =
+    &[rings::MESSAGES, rings::HEIRS, tuples::TRANSFERS, tuples::REUSE, tuples::RECOVERERS, tuples::MOVERS];
 
 #[test]
 fn what_is_right_is_never_flagged() {
@@ -83,11 +84,7 @@ const SEEDS: u64 = 3000;
 
 /// Lines of the modules that make accesses, as the compiler names them.
 fn written() -> BTreeSet<(&'static str, u32)> {
-    let sources = [
-        ("memory.rs", include_str!("../../memory.rs")),
-        ("ring.rs", include_str!("../../ring.rs")),
-        ("tuples.rs", include_str!("../../tuples.rs")),
-    ];
+    let sources = [("ring.rs", include_str!("../../ring.rs")), ("tuples.rs", include_str!("../../tuples.rs"))];
     let calls = [
         ".swap(",
         ".move_on(",
@@ -95,7 +92,6 @@ fn written() -> BTreeSet<(&'static str, u32)> {
         ".publish_alone(",
         ".withdraw(",
         ".seal(",
-        ".read_block(",
         ".make_durable(",
         "make_all_durable(",
         ".begin_durable(",
@@ -114,7 +110,7 @@ fn written() -> BTreeSet<(&'static str, u32)> {
 fn each_access_that_is_left_out_is_found() {
     let mut met: BTreeMap<Site, Vec<&Scenario>> = BTreeMap::new();
     for scenario in SCENARIOS {
-        let sites: BTreeSet<_> = (1..=60).flat_map(|seed| scenario.hold(seed).sites).collect();
+        let sites: BTreeSet<_> = (1..=200).flat_map(|seed| scenario.hold(seed).sites).collect();
         sites.into_iter().for_each(|site| met.entry(site).or_default().push(scenario));
     }
     let mut survivors = Vec::new();

@@ -5,13 +5,27 @@ use super::{Plan, Scenario};
 use crate::layout::{HostId, Layout};
 use crate::memory::{Blocks, Retired};
 use crate::tuples::{Lock, Seen, Tuples};
+use crate::words::TupleState;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use tidepool_base::CommitTs;
 
 const LAYOUT: Layout = Layout { hosts: 3, workers: 1, tuples: 2, ring_lines: 4, block_lines: 3, blocks: 4 };
 const HOME: HostId = HostId(0);
-const TRANSACTIONS: usize = 5;
+
+/// What the hosts do.
+#[derive(Clone, Copy)]
+struct Work {
+    layout: Layout,
+    /// Of each host.
+    transactions: [usize; 3],
+    /// One of so many transactions aborts.
+    aborts_in: usize,
+    /// The home moves a row out at one of so many looks.
+    moves_in: usize,
+}
+
 /// How often a host tries to lock before it gives up.
 const TRIES: usize = 60;
 
@@ -29,6 +43,8 @@ struct Shared {
     acknowledged: u64,
     /// Commits that began.
     begun: u64,
+    /// What each of them writes, and when.
+    writes: BTreeSet<(u64, CommitTs)>,
 }
 
 type Books = Rc<RefCell<Shared>>;
@@ -49,6 +65,7 @@ fn value_of(host: &Host<'_>, bytes: &[u8]) -> u64 {
 /// One host at its work.
 struct Worker<'h> {
     host: &'h Host<'h>,
+    work: Work,
     books: Books,
     blocks: Blocks,
     /// The least that it may find from now on.
@@ -56,13 +73,17 @@ struct Worker<'h> {
 }
 
 impl<'h> Worker<'h> {
-    fn new(host: &'h Host<'h>, books: Books) -> Worker<'h> {
-        let blocks = Blocks::new(LAYOUT.blocks(host.id()), LAYOUT.block_lines);
-        Worker { host, books, blocks, least: [(0, CommitTs(0)); 2] }
+    fn new(host: &'h Host<'h>, work: Work, books: Books) -> Worker<'h> {
+        let blocks = Blocks::new(work.layout.blocks(host.id()), work.layout.block_lines);
+        Worker { host, work, books, blocks, least: [(0, CommitTs(0)); 2] }
     }
 
     fn tuples(&self) -> Tuples<'h, Host<'h>> {
-        Tuples::new(self.host, LAYOUT)
+        Tuples::new(self.host, self.work.layout)
+    }
+
+    fn rows(&self) -> usize {
+        self.work.layout.tuples as usize
     }
 
     fn me(&self) -> usize {
@@ -79,12 +100,15 @@ impl<'h> Worker<'h> {
     /// Sends a block to its host.
     fn send_home(&self, retired: Retired) {
         let first = retired.block().first();
-        let owner = LAYOUT.all_hosts().find(|host| LAYOUT.blocks(*host).each().any(|line| line == first));
+        let layout = self.work.layout;
+        let owner = layout.all_hosts().find(|host| layout.blocks(*host).each().any(|line| line == first));
         let owner = owner.expect("a block is some host's");
         self.books.borrow_mut().returned[usize::from(owner.0)].push(retired);
     }
 
     fn note(&mut self, tuple: usize, begin: CommitTs, value: u64) {
+        let is_written = value == 0 || self.books.borrow().writes.contains(&(value, begin));
+        self.host.hold(is_written, || format!("tuple {tuple} has {value} at {begin:?}, which nobody has committed"));
         let least = self.least[tuple];
         self.host.hold((value, begin) >= least, || {
             format!("tuple {tuple} has {value} at {begin:?}, after {least:?} was seen")
@@ -100,11 +124,11 @@ impl<'h> Worker<'h> {
         Ok(())
     }
 
-    /// Counts both rows up, or neither. It locks them in one order.
+    /// Counts all rows up, or none. It locks them in one order.
     fn count_up(&mut self) -> Step<()> {
         let mut transaction = self.tuples().begin(self.host.id(), 0)?;
         let mut values = [0; 2];
-        for tuple in 0..2 {
+        for tuple in 0..self.rows() {
             let mut tries = 0;
             loop {
                 self.take_returned();
@@ -124,33 +148,36 @@ impl<'h> Worker<'h> {
                 self.look_after_the_dead()?;
             }
         }
-        self.host.hold(values[0] == values[1], || format!("the rows are {values:?}"));
-        if self.host.random(4) == 0 {
+        let is_one = self.rows() == 1 || values[0] == values[1];
+        self.host.hold(is_one, || format!("the rows are {values:?}"));
+        if self.host.random(self.work.aborts_in) == 0 {
             return transaction.abort(&mut self.blocks);
         }
         let ts = {
             let mut books = self.books.borrow_mut();
             books.clock += 1;
             books.begun += 1;
-            CommitTs(books.clock)
+            let ts = CommitTs(books.clock);
+            books.writes.insert((values[0], ts));
+            ts
         };
         let books = self.books.clone();
         let replaced = transaction.commit(ts, || books.borrow_mut().acknowledged += 1)?;
         replaced.into_iter().for_each(|retired| self.send_home(retired));
-        (0..2).for_each(|tuple| self.note(tuple, ts, values[tuple]));
+        (0..self.rows()).for_each(|tuple| self.note(tuple, ts, values[tuple]));
         Ok(())
     }
 
     /// The home moves a row in or out.
     fn move_one(&mut self) -> Step<()> {
         self.take_returned();
-        let tuple = self.host.random(2);
+        let tuple = self.host.random(self.rows());
         let row = self.books.borrow().at_home[tuple].clone();
         if let Some((begin, image)) = row {
             if self.tuples().move_in(tuple as u32, begin, &image, &mut self.blocks)? {
                 self.books.borrow_mut().at_home[tuple] = None;
             }
-        } else if self.host.random(4) == 0
+        } else if self.host.random(self.work.moves_in) == 0
             && let Some(moved) = self.tuples().move_out(tuple as u32)?
         {
             let value = value_of(self.host, &moved.image);
@@ -191,7 +218,7 @@ impl<'h> Worker<'h> {
             self.look_after_the_dead()?;
         }
         let mut values = [None; 2];
-        for (tuple, value) in values.iter_mut().enumerate() {
+        for (tuple, value) in values.iter_mut().enumerate().take(self.rows()) {
             self.look(tuple)?;
             *value = match self.tuples().read(tuple as u32)? {
                 Seen::Row { image, .. } => Some(value_of(self.host, &image)),
@@ -200,7 +227,11 @@ impl<'h> Worker<'h> {
                     None
                 }
                 // Its home may have died before it could say what the row is.
-                Seen::Absent(_) => self.books.borrow().at_home[tuple].clone().map(|row| value_of(self.host, &row.1)),
+                Seen::Absent(state) => {
+                    let row = self.books.borrow().at_home[tuple].clone();
+                    self.host.hold(row.is_some() || self.host.has_died(HOME), || format!("tuple {tuple} is {state:?}"));
+                    row.map(|row| value_of(self.host, &row.1))
+                }
                 Seen::Changed => None,
             };
         }
@@ -217,38 +248,184 @@ impl<'h> Worker<'h> {
     }
 }
 
-fn transfers(plan: Plan) -> Report {
+fn work(plan: Plan, work: Work) -> Report {
     let books = Books::default();
     books.borrow_mut().at_home = std::array::from_fn(|_| Some((CommitTs(0), image(0))));
     let program = |me: u8| -> Program {
         let books = books.clone();
         Box::new(move |host| {
-            let mut worker = Worker::new(host, books);
-            if HostId(me) == HOME {
-                while !(1..3).all(|other| worker.is_over(other)) {
-                    worker.move_one()?;
-                    let tuple = host.random(2);
-                    worker.look(tuple)?;
-                    worker.look_after_the_dead()?;
-                }
-            } else {
-                for _ in 0..TRANSACTIONS {
-                    worker.count_up()?;
-                    let tuple = host.random(2);
-                    worker.look(tuple)?;
-                    worker.look_after_the_dead()?;
-                }
+            let mut worker = Worker::new(host, work, books);
+            let rows = worker.rows();
+            for _ in 0..work.transactions[usize::from(me)] {
+                worker.count_up()?;
+                worker.look(host.random(rows))?;
+                worker.look_after_the_dead()?;
+            }
+            while HostId(me) == HOME && !(1..3).all(|other| worker.is_over(other)) {
+                worker.move_one()?;
+                worker.look(host.random(rows))?;
+                worker.look_after_the_dead()?;
             }
             worker.end()
         })
     };
-    run(plan, LAYOUT, (0..LAYOUT.hosts).map(program).collect())
+    run(plan, work.layout, (0..work.layout.hosts).map(program).collect())
 }
 
-pub const TRANSFERS: Scenario = Scenario {
-    name: "transfers",
-    run: transfers,
-    mortals: &[HostId(0), HostId(1), HostId(2)],
-    deaths: 2,
-    accesses: 1000,
-};
+const ALL: &[HostId] = &[HostId(0), HostId(1), HostId(2)];
+
+fn transfers(plan: Plan) -> Report {
+    work(plan, Work { layout: LAYOUT, transactions: [0, 5, 5], aborts_in: 4, moves_in: 4 })
+}
+
+pub const TRANSFERS: Scenario = Scenario { name: "transfers", run: transfers, mortals: ALL, deaths: 2, accesses: 1000 };
+
+/// One row, few blocks, and hosts that sleep in the middle of a look: blocks are written again while others read them.
+fn reuse(plan: Plan) -> Report {
+    let layout = Layout { tuples: 1, blocks: 2, ..LAYOUT };
+    let plan = Plan { sleeps_in: 10, ..plan };
+    work(plan, Work { layout, transactions: [0, 14, 3], aborts_in: 3, moves_in: 6 })
+}
+
+pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, deaths: 1, accesses: 500 };
+
+/// Host 1 dies in a transaction, host 2 recovers for it and dies, too: what is recovered is recovered for good.
+fn recoverers(plan: Plan) -> Report {
+    let layout = LAYOUT;
+    let work = Work { layout, transactions: [0, 1, 0], aborts_in: 5, moves_in: 3 };
+    let books = Books::default();
+    books.borrow_mut().at_home = std::array::from_fn(|_| Some((CommitTs(0), image(0))));
+    let program = |me: u8| -> Program {
+        let books = books.clone();
+        Box::new(move |host| {
+            let mut worker = Worker::new(host, work, books.clone());
+            match me {
+                0 => {
+                    while books.borrow().at_home.iter().any(Option::is_some) {
+                        worker.move_one()?;
+                    }
+                    // Nobody looks at the tuples until all others have ended.
+                    while !host.is_over(HostId(1)) || !host.is_over(HostId(2)) {
+                        host.pause()?;
+                    }
+                    for other in [1, 2] {
+                        if host.has_died(HostId(other)) && !books.borrow().is_recovered[usize::from(other)] {
+                            host.outlives(HostId(other))?;
+                            if other == 1 {
+                                worker.tuples().recover(HostId(other), |_| HOME)?;
+                            }
+                        }
+                    }
+                    let mut transaction = worker.tuples().begin(host.id(), 0)?;
+                    let mut values = [0; 2];
+                    for tuple in 0..2 {
+                        let lock = transaction.write(tuple as u32, &mut worker.blocks, |bytes| {
+                            values[tuple] = value_of(host, bytes);
+                            bytes.to_vec()
+                        })?;
+                        host.hold(lock == Lock::Done, || format!("tuple {tuple} is {lock:?} in the end"));
+                    }
+                    let (acknowledged, begun) = (books.borrow().acknowledged, books.borrow().begun);
+                    let is_right = values[0] == values[1] && (acknowledged..=begun).contains(&values[0]);
+                    host.hold(is_right, || format!("{acknowledged} to {begun} commits have left {values:?}"));
+                    transaction.abort(&mut worker.blocks)
+                }
+                1 => {
+                    for _ in 0..3 {
+                        worker.count_up()?;
+                    }
+                    Ok(())
+                }
+                _ => {
+                    if host.outlives(HostId(1))? {
+                        worker.tuples().recover(HostId(1), |_| HOME)?;
+                        books.borrow_mut().is_recovered[1] = true;
+                        // It may die here.
+                        for _ in 0..10 {
+                            drop(worker.tuples().begin(host.id(), 0)?);
+                        }
+                    }
+                    Ok(())
+                }
+            }
+        })
+    };
+    run(plan, layout, (0..layout.hosts).map(program).collect())
+}
+
+pub const RECOVERERS: Scenario =
+    Scenario { name: "recoverers", run: recoverers, mortals: &[HostId(1), HostId(2)], deaths: 2, accesses: 110 };
+
+/// The home moves a row in and out, and dies. What it leaves behind can be read and written, or is at home.
+fn movers(plan: Plan) -> Report {
+    let layout = Layout { tuples: 1, blocks: 2, ..LAYOUT };
+    let work = Work { layout, transactions: [0; 3], aborts_in: 2, moves_in: 1 };
+    let books = Books::default();
+    books.borrow_mut().at_home = std::array::from_fn(|_| Some((CommitTs(0), image(0))));
+    let program = |me: u8| -> Program {
+        let books = books.clone();
+        Box::new(move |host| {
+            let mut worker = Worker::new(host, work, books.clone());
+            match me {
+                0 => {
+                    for _ in 0..12 {
+                        worker.move_one()?;
+                        // A row that is at home is changed there.
+                        let mut books = books.borrow_mut();
+                        if let Some((begin, row)) = &mut books.at_home[0] {
+                            let value = value_of(host, row) + 1;
+                            *begin = CommitTs(value);
+                            *row = image(value);
+                            books.acknowledged = value;
+                            books.writes.insert((value, CommitTs(value)));
+                        }
+                    }
+                    Ok(())
+                }
+                1 => {
+                    if !host.outlives(HOME)? {
+                        return Ok(());
+                    }
+                    worker.tuples().recover(HOME, |_| HOME)?;
+                    let mut transaction = worker.tuples().begin(host.id(), 0)?;
+                    loop {
+                        let mut value = 0;
+                        let lock = transaction.write(0, &mut worker.blocks, |bytes| {
+                            value = value_of(host, bytes);
+                            bytes.to_vec()
+                        })?;
+                        let newest = books.borrow().acknowledged;
+                        match lock {
+                            Lock::Done => host.hold(value == newest, || format!("{value} is left instead of {newest}")),
+                            Lock::Busy(tag) if tag.host() == HostId(2) => {
+                                host.pause()?;
+                                continue;
+                            }
+                            Lock::Changed => continue,
+                            Lock::Absent(TupleState::Dead | TupleState::Free) => {}
+                            other => host.hold(false, || format!("the tuple is {other:?} in the end")),
+                        }
+                        return transaction.abort(&mut worker.blocks);
+                    }
+                }
+                _ => {
+                    // Now and then it sees the tuple, so that the home's words survive it, and now and then it does not.
+                    for _ in 0..host.random(12) {
+                        host.pause()?;
+                        if host.random(2) == 0 {
+                            worker.look(0)?;
+                        } else {
+                            let mut transaction = worker.tuples().begin(host.id(), 0)?;
+                            transaction.write(0, &mut worker.blocks, <[u8]>::to_vec)?;
+                            transaction.abort(&mut worker.blocks)?;
+                        }
+                    }
+                    Ok(())
+                }
+            }
+        })
+    };
+    run(plan, layout, (0..layout.hosts).map(program).collect())
+}
+
+pub const MOVERS: Scenario = Scenario { name: "movers", run: movers, mortals: &[HostId(0)], deaths: 1, accesses: 140 };
