@@ -376,16 +376,13 @@ fn put_stamp<A: Access>(access: &A, line: Line, stamp: u64) -> Outcome<(), A> {
     Ok(())
 }
 
-/// Stamps a block of a host that is dead and whose lines are the caller's now.
+/// Begins to stamp a block of a host that is dead and whose lines are the caller's now. A fence waits for it.
 ///
 /// The caller has read the block by its word since the death was confirmed. So this host has no older copy of the line, which it
 /// would write back beside the stamp.
 #[track_caller]
 pub fn stamp_for_dead<A: Access>(access: &A, block: BlockRef, stamp: u64) -> Outcome<(), A> {
-    put_stamp(access, block.first(), stamp)?;
-    access.fence(Fence::WrittenBack)?;
-    access.note(Note::Sealed(Lines { first: block.first(), count: 1 }));
-    Ok(())
+    put_stamp(access, block.first(), stamp)
 }
 
 /// A block that no word refers to any more. Its owner may write it again.

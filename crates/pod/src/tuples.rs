@@ -32,7 +32,7 @@
 //! A host is recovered by one host at a time, after its death was confirmed: the pool's host word names the recoverer. What a block
 //! that a dead host had taken and not published holds is of no use, and the block is free when the host's extents are swept.
 
-use crate::access::Access;
+use crate::access::{Access, Line, Lines, Note};
 use crate::layout::{HostId, Layout};
 use crate::memory::{
     BlockRef, Blocks, FRAME_BYTES, Hw, Outcome, Publication, Published, Refers, Retired, Trouble, first_word,
@@ -183,9 +183,7 @@ impl<'a, A: Access> Tuples<'a, A> {
                 let Some(version) = self.read_version(hw, word)? else { return Ok(Seen::Changed) };
                 match version.begin {
                     Begin::At(begin) => Ok(Seen::Row { begin, image: version.image }),
-                    Begin::By(_) => {
-                        Err(Trouble::Broken { line: word.block().map_or(crate::access::Line(0), BlockRef::first) })
-                    }
+                    Begin::By(_) => Err(Trouble::Broken { line: word.block().map_or(Line(0), BlockRef::first) }),
                 }
             }
         }
@@ -240,16 +238,19 @@ impl<'a, A: Access> Tuples<'a, A> {
     /// Ends what a dead host has begun. The caller is its one recoverer, its death is confirmed, and the lines of its blocks are the
     /// caller's to store to. `home_of`: whose a tuple is.
     pub fn recover(&self, dead: HostId, home_of: impl Fn(u32) -> HostId) -> Outcome<(), A> {
+        let mut stamped = Vec::new();
         for tuple in 0..self.layout.tuples {
-            while !self.recover_tuple(dead, tuple, home_of(tuple) == dead)? {}
+            while !self.recover_tuple(dead, tuple, home_of(tuple) == dead, &mut stamped)? {}
         }
-        // Before another host is told that it is done: if this one dies, nobody looks again.
+        // Before another host is told that it is done: if this one dies, nobody looks again. The stamps are waited for, too.
         let words = (0..self.layout.tuples).map(|tuple| self.layout.tuple(tuple));
-        Hw::make_all_durable(words, self.access)
+        Hw::make_all_durable(words, self.access)?;
+        stamped.into_iter().for_each(|first| self.access.note(Note::Sealed(Lines { first, count: 1 })));
+        Ok(())
     }
 
     /// False where another host changed the tuple meanwhile.
-    fn recover_tuple(&self, dead: HostId, tuple: u32, is_home: bool) -> Outcome<bool, A> {
+    fn recover_tuple(&self, dead: HostId, tuple: u32, is_home: bool, stamped: &mut Vec<Line>) -> Outcome<bool, A> {
         let hw = self.layout.tuple(tuple);
         let word = hw.load(self.access)?;
         match word.state() {
@@ -273,6 +274,7 @@ impl<'a, A: Access> Tuples<'a, A> {
         match self.status(tag)? {
             Status::Committed(ts) => {
                 stamp_for_dead(self.access, block, ts.0)?;
+                stamped.push(block.first());
             }
             // The stamp was written back before the sequence moved on.
             Status::Gone => return Err(Trouble::Broken { line: block.first() }),

@@ -64,8 +64,15 @@ impl Scenario {
     }
 }
 
-const SCENARIOS: &[Scenario] =
-    &[rings::MESSAGES, rings::HEIRS, tuples::TRANSFERS, tuples::REUSE, tuples::RECOVERERS, tuples::MOVERS];
+const SCENARIOS: &[Scenario] = &[
+    rings::MESSAGES,
+    rings::HEIRS,
+    tuples::TRANSFERS,
+    tuples::REUSE,
+    tuples::ABORTS,
+    tuples::RECOVERERS,
+    tuples::MOVERS,
+];
 
 #[test]
 fn what_is_right_is_never_flagged() {
@@ -80,7 +87,7 @@ fn what_is_right_is_never_flagged() {
 }
 
 /// Seeds that a mutant survives before it is taken for right.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 6000;
 
 /// Lines of the modules that make accesses, as the compiler names them.
 fn written() -> BTreeSet<(&'static str, u32)> {

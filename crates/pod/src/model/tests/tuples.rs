@@ -49,9 +49,10 @@ struct Shared {
 
 type Books = Rc<RefCell<Shared>>;
 
+/// Of one line or several.
 fn image(value: u64) -> Vec<u8> {
     let mut bytes = value.to_le_bytes().to_vec();
-    let more = value as usize * 29 % 140;
+    let more = if value.is_multiple_of(4) { value as usize % 24 } else { 50 + value as usize * 29 % 90 };
     bytes.extend((0..more).map(|at| (value as u8).wrapping_mul(7).wrapping_add(at as u8)));
     bytes
 }
@@ -128,13 +129,16 @@ impl<'h> Worker<'h> {
     fn count_up(&mut self) -> Step<()> {
         let mut transaction = self.tuples().begin(self.host.id(), 0)?;
         let mut values = [0; 2];
+        // What is taken back is unlike all that is committed.
+        let is_aborted = self.host.random(self.work.aborts_in) == 0;
+        let more = if is_aborted { 100 } else { 1 };
         for tuple in 0..self.rows() {
             let mut tries = 0;
             loop {
                 self.take_returned();
                 let host = self.host;
                 let lock = transaction.write(tuple as u32, &mut self.blocks, |bytes| {
-                    values[tuple] = value_of(host, bytes) + 1;
+                    values[tuple] = value_of(host, bytes) + more;
                     image(values[tuple])
                 })?;
                 if lock == Lock::Done {
@@ -150,7 +154,7 @@ impl<'h> Worker<'h> {
         }
         let is_one = self.rows() == 1 || values[0] == values[1];
         self.host.hold(is_one, || format!("the rows are {values:?}"));
-        if self.host.random(self.work.aborts_in) == 0 {
+        if is_aborted {
             return transaction.abort(&mut self.blocks);
         }
         let ts = {
@@ -194,7 +198,9 @@ impl<'h> Worker<'h> {
             let dead = HostId((self.host.id().0 + 3 - distance) % 3);
             let index = usize::from(dead.0);
             let is_mine = (1..distance).all(|between| self.host.has_died(HostId((dead.0 + between) % 3)));
-            if is_mine && self.host.has_died(dead) && !self.books.borrow().is_recovered[index] {
+            // To recover again changes nothing.
+            let is_needed = !self.books.borrow().is_recovered[index] || self.host.random(3) == 0;
+            if is_mine && self.host.has_died(dead) && is_needed {
                 self.host.outlives(dead)?;
                 self.tuples().recover(dead, |_| HOME)?;
                 self.books.borrow_mut().is_recovered[index] = true;
@@ -286,6 +292,16 @@ fn reuse(plan: Plan) -> Report {
     let plan = Plan { sleeps_in: 10, ..plan };
     work(plan, Work { layout, transactions: [0, 14, 3], aborts_in: 3, moves_in: 6 })
 }
+
+/// One host writes, mostly in vain, and the next one recovers for the home again and again.
+fn aborts(plan: Plan) -> Report {
+    let layout = Layout { tuples: 1, blocks: 2, ..LAYOUT };
+    let plan = Plan { sleeps_in: 8, ..plan };
+    work(plan, Work { layout, transactions: [0, 20, 0], aborts_in: 2, moves_in: 40 })
+}
+
+pub const ABORTS: Scenario =
+    Scenario { name: "aborts", run: aborts, mortals: &[HostId(0), HostId(1)], deaths: 1, accesses: 300 };
 
 pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, deaths: 1, accesses: 500 };
 
