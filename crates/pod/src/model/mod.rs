@@ -111,14 +111,24 @@ pub struct Plan {
     pub ends: [Option<(HostId, u64)>; 2],
     /// A host sleeps before one in so many of its accesses, while others go on.
     pub sleeps_in: usize,
+    /// One host runs until it waits or until one of so many random steps comes, as in *probabilistic concurrency testing* (Burckhardt
+    /// et al., ASPLOS 2010): few switches at places that nobody expects. `None`: hosts take turns at random.
+    pub switches: Option<Switches>,
     /// Accesses and pauses of all hosts. A run that needs more does not come to an end.
     pub steps_max: u64,
 }
 
 impl Plan {
     pub fn new(seed: u64) -> Plan {
-        Plan { seed, left_out: None, ends: [None; 2], sleeps_in: 40, steps_max: 40_000 }
+        Plan { seed, left_out: None, ends: [None; 2], sleeps_in: 40, switches: None, steps_max: 40_000 }
     }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Switches {
+    pub count: usize,
+    /// Steps among which they are spread.
+    pub steps: usize,
 }
 
 /// What became of a run.
@@ -220,6 +230,8 @@ struct Caches {
     is_dead: bool,
     is_done: bool,
     sleeps_until: u64,
+    /// The highest goes on, where hosts do not take turns at random.
+    priority: i64,
 }
 
 struct World {
@@ -486,9 +498,33 @@ impl World {
         }
         let clock = std::mem::take(&mut self.hosts[host].clock);
         let accesses = self.hosts[host].accesses;
-        self.hosts[host] = Caches { clock, accesses, is_dead: true, ..Caches::default() };
+        let priority = self.hosts[host].priority;
+        self.hosts[host] = Caches { clock, accesses, priority, is_dead: true, ..Caches::default() };
         self.died_at = self.time;
         self.tell(host, || "dies".to_owned());
+    }
+
+    fn demote(&mut self, host: usize) {
+        let least = self.hosts.iter().map(|host| host.priority).min().unwrap_or(0);
+        self.hosts[host].priority = least - 1;
+    }
+
+    /// Which of the hosts that can go on does.
+    fn choose(&mut self, ready: &[usize], steps: u64, switches: &[usize]) -> usize {
+        if self.plan.switches.is_some() {
+            let highest = |world: &World| *ready.iter().max_by_key(|host| world.hosts[**host].priority).unwrap_or(&0);
+            if switches.contains(&(steps as usize)) {
+                self.demote(highest(self));
+            }
+            return highest(self);
+        }
+        let awake: Vec<_> = ready.iter().copied().filter(|host| self.hosts[*host].sleeps_until <= steps).collect();
+        let among = if awake.is_empty() { ready } else { &awake };
+        let chosen = among[self.random.below(among.len())];
+        if self.random.one_in(self.plan.sleeps_in) {
+            self.hosts[chosen].sleeps_until = steps + self.random.below(120) as u64;
+        }
+        chosen
     }
 
     /// What hardware does by itself.
@@ -542,8 +578,13 @@ impl Host<'_> {
         HostId(self.me as u8)
     }
 
-    /// Lets others go on.
+    /// Waits: lets others go on.
     pub fn pause(&self) -> Result<(), Stop> {
+        self.world.borrow_mut().demote(self.me);
+        self.turn()
+    }
+
+    fn turn(&self) -> Result<(), Stop> {
         self.yielder.suspend(());
         let world = self.world.borrow();
         if world.fault.is_some() {
@@ -553,7 +594,7 @@ impl Host<'_> {
     }
 
     fn access<T>(&self, show: impl FnOnce(&T) -> String, act: impl FnOnce(&mut World, usize) -> T) -> Result<T, Stop> {
-        self.pause()?;
+        self.turn()?;
         let mut world = self.world.borrow_mut();
         world.time += 1;
         let value = act(&mut world, self.me);
@@ -819,27 +860,27 @@ pub fn run(plan: Plan, layout: Layout, programs: Vec<Program>) -> Report {
             Some(Coroutine::new(move |yielder: &Yielder<(), ()>, ()| program(&Host { yielder, world, me })))
         })
         .collect();
+    let switches: Vec<_> = {
+        let mut world = world.borrow_mut();
+        for host in 0..hosts.len() {
+            world.hosts[host].priority = world.random.below(1 << 20) as i64;
+        }
+        let Switches { count, steps } = plan.switches.unwrap_or(Switches { count: 0, steps: 1 });
+        (0..count).map(|_| 1 + world.random.below(steps)).collect()
+    };
     let mut steps = 0;
     while hosts.iter().any(Option::is_some) {
         steps += 1;
         let chosen = {
             let mut world = world.borrow_mut();
-            if steps == plan.steps_max {
+            if steps >= plan.steps_max {
                 world.fail("the hosts do not come to an end".to_owned());
             }
             if world.random.one_in(2) {
                 world.happen();
             }
             let ready: Vec<_> = (0..hosts.len()).filter(|host| hosts[*host].is_some()).collect();
-            let chosen = ready[world.random.below(ready.len())];
-            if world.random.one_in(plan.sleeps_in) {
-                world.hosts[chosen].sleeps_until = steps + world.random.below(120) as u64;
-            }
-            let is_asleep = world.hosts[chosen].sleeps_until > steps && world.fault.is_none();
-            if is_asleep && ready.iter().any(|host| world.hosts[*host].sleeps_until <= steps) {
-                continue;
-            }
-            chosen
+            world.choose(&ready, steps, &switches)
         };
         let Some(host) = &mut hosts[chosen] else { continue };
         if let CoroutineResult::Return(result) = host.resume(()) {

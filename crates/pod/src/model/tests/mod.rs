@@ -70,6 +70,7 @@ const SCENARIOS: &[Scenario] = &[
     tuples::TRANSFERS,
     tuples::REUSE,
     tuples::ABORTS,
+    tuples::DUEL,
     tuples::RECOVERERS,
     tuples::MOVERS,
 ];
@@ -87,7 +88,7 @@ fn what_is_right_is_never_flagged() {
 }
 
 /// Seeds that a mutant survives before it is taken for right.
-const SEEDS: u64 = 6000;
+const SEEDS: u64 = 10000;
 
 /// Lines of the modules that make accesses, as the compiler names them.
 fn written() -> BTreeSet<(&'static str, u32)> {

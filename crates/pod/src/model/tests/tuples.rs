@@ -1,6 +1,6 @@
 //! Hosts that move two rows in and out, read them, and count both up in transactions.
 
-use super::super::{Host, Program, Report, Step, run};
+use super::super::{Host, Program, Report, Step, Switches, run};
 use super::{Plan, Scenario};
 use crate::layout::{HostId, Layout};
 use crate::memory::{Blocks, Retired};
@@ -302,6 +302,54 @@ fn aborts(plan: Plan) -> Report {
 
 pub const ABORTS: Scenario =
     Scenario { name: "aborts", run: aborts, mortals: &[HostId(0), HostId(1)], deaths: 1, accesses: 300 };
+
+/// One host writes one row, another looks at it in each way that there is, and few switches lie between them.
+fn duel(plan: Plan) -> Report {
+    let layout = Layout { tuples: 1, blocks: 2, ..LAYOUT };
+    let plan = Plan { switches: Some(Switches { count: 4, steps: 260 }), ..plan };
+    let work = Work { layout, transactions: [0; 3], aborts_in: 2, moves_in: 1 };
+    let books = Books::default();
+    books.borrow_mut().at_home = std::array::from_fn(|_| Some((CommitTs(0), image(1))));
+    books.borrow_mut().writes.insert((1, CommitTs(0)));
+    let program = |me: u8| -> Program {
+        let books = books.clone();
+        Box::new(move |host| {
+            let mut worker = Worker::new(host, work, books.clone());
+            if HostId(me) == HOME {
+                worker.move_one()?;
+                // A row that is moved out and in again.
+                while !host.is_over(HostId(1)) {
+                    host.pause()?;
+                    if host.random(4) == 0 {
+                        worker.move_one()?;
+                    }
+                }
+                return Ok(());
+            }
+            while books.borrow().at_home[0].is_some() && !host.is_over(HOME) {
+                host.pause()?;
+            }
+            for _ in 0..4 {
+                match (me, host.random(3)) {
+                    (1, _) => worker.count_up()?,
+                    (_, 0) => worker.look(0)?,
+                    // It has nothing under way, so this changes nothing.
+                    (_, 1) => worker.tuples().recover(HostId(2), |_| HOME)?,
+                    _ => {
+                        let mut transaction = worker.tuples().begin(host.id(), 0)?;
+                        let change = |bytes: &[u8]| image(value_of(host, bytes) + 200);
+                        transaction.write(0, &mut worker.blocks, change)?;
+                        transaction.abort(&mut worker.blocks)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    };
+    run(plan, layout, (0..layout.hosts).map(program).collect())
+}
+
+pub const DUEL: Scenario = Scenario { name: "duel", run: duel, mortals: &[], deaths: 0, accesses: 0 };
 
 pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, deaths: 1, accesses: 500 };
 
