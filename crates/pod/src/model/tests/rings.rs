@@ -102,8 +102,14 @@ fn messages(plan: Plan) -> Report {
     run(plan, LAYOUT, (0..LAYOUT.hosts).map(program).collect())
 }
 
-pub const MESSAGES: Scenario =
-    Scenario { name: "messages", run: messages, mortals: &[HostId(0), HostId(1), HostId(2)], deaths: 2, accesses: 250 };
+pub const MESSAGES: Scenario = Scenario {
+    name: "messages",
+    run: messages,
+    mortals: &[HostId(0), HostId(1), HostId(2)],
+    deaths: 2,
+    accesses: 250,
+    runs: 1,
+};
 
 /// Host 0 sends to host 1. When one of them dies, host 2 goes on in its place.
 fn heirs(plan: Plan) -> Report {
@@ -140,5 +146,11 @@ fn heirs(plan: Plan) -> Report {
     run(plan, LAYOUT, vec![sender, receiver, heir])
 }
 
-pub const HEIRS: Scenario =
-    Scenario { name: "heirs of a ring", run: heirs, mortals: &[HostId(0), HostId(1)], deaths: 1, accesses: 250 };
+pub const HEIRS: Scenario = Scenario {
+    name: "heirs of a ring",
+    run: heirs,
+    mortals: &[HostId(0), HostId(1)],
+    deaths: 1,
+    accesses: 250,
+    runs: 1,
+};

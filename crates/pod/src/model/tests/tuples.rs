@@ -284,7 +284,8 @@ fn transfers(plan: Plan) -> Report {
     work(plan, Work { layout: LAYOUT, transactions: [0, 5, 5], aborts_in: 4, moves_in: 4 })
 }
 
-pub const TRANSFERS: Scenario = Scenario { name: "transfers", run: transfers, mortals: ALL, deaths: 2, accesses: 1000 };
+pub const TRANSFERS: Scenario =
+    Scenario { name: "transfers", run: transfers, mortals: ALL, deaths: 2, accesses: 1000, runs: 1 };
 
 /// One row, few blocks, and hosts that sleep in the middle of a look: blocks are written again while others read them.
 fn reuse(plan: Plan) -> Report {
@@ -301,7 +302,7 @@ fn aborts(plan: Plan) -> Report {
 }
 
 pub const ABORTS: Scenario =
-    Scenario { name: "aborts", run: aborts, mortals: &[HostId(0), HostId(1)], deaths: 1, accesses: 300 };
+    Scenario { name: "aborts", run: aborts, mortals: &[HostId(0), HostId(1)], deaths: 1, accesses: 300, runs: 1 };
 
 /// One host writes one row, another looks at it in each way that there is, and few switches lie between them.
 fn duel(plan: Plan) -> Report {
@@ -349,9 +350,9 @@ fn duel(plan: Plan) -> Report {
     run(plan, layout, (0..layout.hosts).map(program).collect())
 }
 
-pub const DUEL: Scenario = Scenario { name: "duel", run: duel, mortals: &[], deaths: 0, accesses: 0 };
+pub const DUEL: Scenario = Scenario { name: "duel", run: duel, mortals: &[], deaths: 0, accesses: 0, runs: 16 };
 
-pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, deaths: 1, accesses: 500 };
+pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, deaths: 1, accesses: 500, runs: 1 };
 
 /// Host 1 dies in a transaction, host 2 recovers for it and dies, too: what is recovered is recovered for good.
 fn recoverers(plan: Plan) -> Report {
@@ -417,8 +418,14 @@ fn recoverers(plan: Plan) -> Report {
     run(plan, layout, (0..layout.hosts).map(program).collect())
 }
 
-pub const RECOVERERS: Scenario =
-    Scenario { name: "recoverers", run: recoverers, mortals: &[HostId(1), HostId(2)], deaths: 2, accesses: 110 };
+pub const RECOVERERS: Scenario = Scenario {
+    name: "recoverers",
+    run: recoverers,
+    mortals: &[HostId(1), HostId(2)],
+    deaths: 2,
+    accesses: 110,
+    runs: 8,
+};
 
 /// The home moves a row in and out, and dies. What it leaves behind can be read and written, or is at home.
 fn movers(plan: Plan) -> Report {
@@ -492,4 +499,5 @@ fn movers(plan: Plan) -> Report {
     run(plan, layout, (0..layout.hosts).map(program).collect())
 }
 
-pub const MOVERS: Scenario = Scenario { name: "movers", run: movers, mortals: &[HostId(0)], deaths: 1, accesses: 140 };
+pub const MOVERS: Scenario =
+    Scenario { name: "movers", run: movers, mortals: &[HostId(0)], deaths: 1, accesses: 140, runs: 4 };
