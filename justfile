@@ -28,7 +28,7 @@ lint:
 # The pointer code under Miri, over a heap-backed device.
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-simd -p tidepool-tablespace -p tidepool-txn
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-pool --lib -- mapped::
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-pool -p tidepool-pod --lib -- mapped::
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::
@@ -72,6 +72,12 @@ loom:
 # each swap removed, and with what broke earlier designs put back: how each is found.
 pool-model:
     TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
+
+# Hosts of a pod whose caches evict, fetch early and write back late, sleep and die at any access, for so long; then with each flush,
+# fence, order and swap left out: how each is found.
+pod-model SECONDS="10" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_MODEL=large \
+        cargo test --release -p tidepool-pod --lib model -- --nocapture
 
 # Processes over one pool, killed at random moments and at every crash point, and stopped, also while slices of a pool that is dealt
 # out change hands; and a simulated pool whose hosts pause, die

@@ -1,7 +1,7 @@
 //! Cache lines of memory that several machines share, where no hardware keeps their caches alike.
 //!
-//! The calls begin what the processor does, and [`fence_lines`] waits for it: so many lines cost one wait. On processors whose
-//! instructions this crate does not know, they do nothing: there the caches must be coherent.
+//! The calls begin what the processor does, and [`fence_lines`] waits for it: so many lines cost one wait. On
+//! processors whose instructions this crate does not know, they do nothing: there the caches must be coherent.
 
 use crate::mapping::flush;
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ pub unsafe fn write_back_lines(address: NonNull<u8>, len: usize) {
     }
 }
 
-/// Begins to drop the lines of `len` bytes at `address` from all caches of this machine; what is modified is written back first.
-/// A fence must stand before it, or a line may be dropped and fetched again before an older load.
+/// Begins to drop the lines of `len` bytes at `address` from all caches of this machine; what is modified is written
+/// back first. A fence must stand before it, or a line may be dropped and fetched again before an older load.
 ///
 /// # Safety
 /// The bytes are mapped, and the first begins a line.

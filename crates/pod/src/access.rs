@@ -1,12 +1,12 @@
 //! The accesses to a pod's memory that there are, one method each.
 //!
-//! A pod has two kinds of memory. *Words* are in the small area that hardware keeps coherent between hosts. *Lines* are in the
-//! rest: each host has its own caches over them, and what one stores reaches another only if the first writes it back and the
-//! second fetches it anew.
+//! A pod has two kinds of memory. *Words* are in the small area that hardware keeps coherent between hosts. *Lines*
+//! are in the rest: each host has its own caches over them, and what one stores reaches another only if the first
+//! writes it back and the second fetches it anew.
 //!
-//! The transitions of this crate are written once over [`Access`]. Mapped memory runs them ([`crate::mapped`]), and so does the
-//! model of caches (`model`), which leaves out one access after the other. Only [`crate::memory`] calls these methods: its
-//! types are the discipline.
+//! The transitions of this crate are written once over [`Access`]. Mapped memory runs them ([`crate::mapped`]), and
+//! so does the model of caches (`model`), which leaves out one access after the other. Only [`crate::memory`] calls
+//! these methods: its types are the discipline.
 //!
 //! | method | what the hardware promises |
 //! | --- | --- |
@@ -78,8 +78,8 @@ pub enum Part {
     Rest,
 }
 
-/// What the types know and memory does not: told to the model, which believes no host's word that it reads. Mapped memory
-/// ignores it.
+/// What the types know and memory does not: told to the model, which believes no host's word that it reads. Mapped
+/// memory ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
     /// What the host stored to these lines is written back: from here on others may be told of them.

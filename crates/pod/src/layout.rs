@@ -1,7 +1,7 @@
 //! Where everything of a pod stands: words in the coherent area, lines in the other.
 //!
-//! All hosts compute the same places from the same numbers. The coherent area is small and has a budget: a layout that needs
-//! more is refused, so that nothing has to be counted later.
+//! All hosts compute the same places from the same numbers. The coherent area is small and has a budget: a layout
+//! that needs more is refused, so that nothing has to be counted later.
 
 use crate::access::{Line, Lines, WordAt};
 use crate::memory::{FRAME_BYTES, Hw};

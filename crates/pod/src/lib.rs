@@ -1,12 +1,13 @@
 //! The pod: several hosts that run transactions over shared memory, of which hardware keeps only a small area coherent.
 //!
-//! ([Huang et al., *Pasha: An Efficient, Scalable Database Architecture for CXL Pods*, CIDR 2025].) This crate is the lowest layer:
-//! memory and what hosts tell each other through it.
+//! (Huang et al., *Pasha: An Efficient, Scalable Database Architecture for CXL Pods*, CIDR 2025.) This crate is the
+//! lowest layer: memory, and what hosts tell each other through it.
 //!
-//! > A coherent word is changed by compare-and-swap alone. Everything else is written once, written back and fenced before a word
-//! > refers to it, and fetched anew by a host that reads it.
+//! > A coherent word is changed by compare-and-swap alone. Everything else is written once, written back and fenced
+//! > before a word refers to it, and fetched anew by a host that reads it.
 //!
-//! So no host waits for a lock that another holds, and a host that dies at any instruction leaves words that say how far it came.
+//! So no host waits for a lock that another holds, and a host that dies at any instruction leaves words that say how
+//! far it came.
 //!
 //! | module | what it is | invariants |
 //! | --- | --- | --- |
@@ -28,8 +29,8 @@
 //! | words of a slot | the slot's worker, or the recoverer of its host |
 //! | word of a tuple | all hosts, as [`tuples`] lists |
 //!
-//! Hosts, their lives and deaths, and the ownership of extents are the pool's. A death is *confirmed* before a host recovers for
-//! another: a suspect host that wakes would change words that survivors changed.
+//! Hosts, their lives and deaths, and the ownership of extents are the pool's. A death is *confirmed* before a host
+//! recovers for another: a suspect host that wakes would change words that survivors changed.
 
 #![deny(unsafe_code)]
 

@@ -87,8 +87,8 @@ impl Area {
     fn words(&self, first: usize, count: usize) -> &[AtomicU64] {
         let words = self.len / 8;
         assert!(first <= words && count <= words - first, "{count} words at {first} of {words}");
-        // SAFETY: inside the area, which is mapped as long as `self`, and aligned, as it begins with a line. All use it as atomic
-        // words alone, by the promise that the area was made with.
+        // SAFETY: inside the area, which is mapped as long as `self`, and aligned, as it begins with a line. All use
+        // it as atomic words alone, by the promise that the area was made with.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first * 8).cast(), count) }
     }
 

@@ -11,12 +11,12 @@
 //!
 //! * A [`Draft`] has no reference: what is not sealed cannot be published.
 //! * A [`Sealed`] block was filled, written back and fenced. A swap of a word publishes it.
-//! * What is published cannot be written, but for its *stamp*, the first word: once, by the host that published the block, or by
-//!   the host that recovers for it.
+//! * What is published cannot be written, but for its *stamp*, the first word: once, by the host that published the
+//!   block, or by the host that recovers for it.
 //! * A block becomes a draft again by [`Retired`]: no word refers to it any more.
-//! * All reads are of a word's block ([`Hw::read_block`]): the lines are fetched anew, and the word is loaded again. Each change
-//!   of such a word counts, so a word that did not change says that the block was not written meanwhile. A reader needs no
-//!   permission for that, and holds up no writer.
+//! * All reads are of a word's block ([`Hw::read_block`]): the lines are fetched anew, and the word is loaded again.
+//!   Each change of such a word counts, so a word that did not change says that the block was not written meanwhile.
+//!   A reader needs no permission for that, and holds up no writer.
 
 use crate::access::{Access, Fence, Line, Lines, Note, Part, WordAt};
 use crate::words::Tag;
@@ -219,8 +219,8 @@ impl<W: Refers> Hw<W> {
         Ok(Published { lines: sealed.lines })
     }
 
-    /// Reads the block that the word referred to when it was loaded as `word`. `None` where the word is another by now: what
-    /// was read may be of no use.
+    /// Reads the block that the word referred to when it was loaded as `word`. `None` where the word is another by
+    /// now: what was read may be of no use.
     #[track_caller]
     pub fn read_block<A: Access>(self, access: &A, word: W, lines_max: u32) -> Outcome<Option<Vec<u8>>, A> {
         let Some(block) = word.block() else { return Ok(None) };
@@ -378,8 +378,8 @@ fn put_stamp<A: Access>(access: &A, line: Line, stamp: u64) -> Outcome<(), A> {
 
 /// Begins to stamp a block of a host that is dead and whose lines are the caller's now. A fence waits for it.
 ///
-/// The caller has read the block by its word since the death was confirmed. So this host has no older copy of the line, which it
-/// would write back beside the stamp.
+/// The caller has read the block by its word since the death was confirmed. So this host has no older copy of the
+/// line, which it would write back beside the stamp.
 #[track_caller]
 pub fn stamp_for_dead<A: Access>(access: &A, block: BlockRef, stamp: u64) -> Outcome<(), A> {
     put_stamp(access, block.first(), stamp)
@@ -400,7 +400,8 @@ impl Retired {
     }
 }
 
-/// The blocks of one host, all of one size, and which of them are free. Near memory alone: a host that dies takes it along.
+/// The blocks of one host, all of one size, and which of them are free. Near memory alone: a host that dies takes it
+/// along.
 #[derive(Debug)]
 pub struct Blocks {
     lines: Lines,

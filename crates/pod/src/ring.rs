@@ -1,20 +1,22 @@
 //! Rings: messages from one host to another, one ring for each ordered pair.
 //!
-//! The bytes of messages are in lines that the sender alone stores to; its *tail* and the receiver's *head* are coherent words, each
-//! changed by one host. Both count lines since the pod was made and are never reset, so a host that takes a ring over goes on
-//! where the words stand.
+//! The bytes of messages are in lines that the sender alone stores to; its *tail* and the receiver's *head* are
+//! coherent words, each changed by one host. Both count lines since the pod was made and are never reset, so a host
+//! that takes a ring over goes on where the words stand.
 //!
 //! # Invariants
 //!
 //! * `head <= tail <= head + ring_lines`, and both only grow.
-//! * All between head and tail are whole messages: the tail moves once a message, after the message was sealed. A sender that
-//!   dies before that has sent nothing. Its half-written lines are behind the tail, where no receiver looks.
+//! * All between head and tail are whole messages: the tail moves once a message, after the message was sealed. A
+//!   sender that dies before that has sent nothing. Its half-written lines are behind the tail, where no receiver
+//!   looks.
 //! * The sender stores only to lines that the head has passed: the receiver has loaded them before it moved the head.
-//! * A message is in consecutive lines. Where one would not fit before the ring's end, a *filler* goes before it, which is a
-//!   message of its own. No message is longer than half the ring, so that one always fits some day.
+//! * A message is in consecutive lines. Where one would not fit before the ring's end, a *filler* goes before it,
+//!   which is a message of its own. No message is longer than half the ring, so that one always fits some day.
 //!
-//! A receiver that dies takes along what it has received. The head that it moved may be lost with it, as long as no other host has
-//! loaded it; the next receiver then gets messages again. So senders number what they ask for, and ask a host's next life again.
+//! A receiver that dies takes along what it has received. The head that it moved may be lost with it, as long as no
+//! other host has loaded it; the next receiver then gets messages again. So senders number what they ask for, and ask
+//! a host's next life again.
 
 use crate::access::{Access, Lines, Note};
 use crate::layout::{HostId, Layout};

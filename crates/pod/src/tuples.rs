@@ -1,7 +1,8 @@
 //! Tuples: rows that several hosts read and write, and the transactions that do.
 //!
-//! A tuple is one coherent word that refers to a block, its newest version. A version's first word is the tag of the transaction
-//! that wrote it, until the timestamp takes its place. A running transaction's tag is the lock of the tuple.
+//! A tuple is one coherent word that refers to a block, its newest version. A version's first word is the tag of the
+//! transaction that wrote it, until the timestamp takes its place. A running transaction's tag is the lock of the
+//! tuple.
 //!
 //! # Who changes what
 //!
@@ -17,20 +18,22 @@
 //!
 //! # Invariants
 //!
-//! * All of a transaction's versions bear its tag or its timestamp until its sequence moves on, and its timestamp from then on:
-//!   stamps are written back before. So a host that finds a tag whose sequence is over reads the version once more.
-//! * The words of a transaction's tuples are written back before it commits: what is committed must be found. A word that took a
-//!   reference out is written back before the block is written again.
-//! * *Committed* is written back before the first stamp and before the commit is acknowledged: it cannot be lost with its host while
-//!   anything rests on it.
-//! * A slot's words are one line. At its end a transaction begins to write it back, and the seal of the next one's first version
-//!   waits for that: so before any host sees a tag, the slot says for good that the transaction before is over. Else a host could
-//!   die and leave the standing of one transaction beside the sequence of the next.
-//! * A version that was replaced may be written again when the sequence of the transaction that replaced it has moved on. Hosts that
-//!   still read it find the tuple's word changed, and drop what they read.
+//! * All of a transaction's versions bear its tag or its timestamp until its sequence moves on, and its timestamp
+//!   from then on: stamps are written back before. So a host that finds a tag whose sequence is over reads the
+//!   version once more.
+//! * The words of a transaction's tuples are written back before it commits: what is committed must be found. A word
+//!   that took a reference out is written back before the block is written again.
+//! * *Committed* is written back before the first stamp and before the commit is acknowledged: it cannot be lost with
+//!   its host while anything rests on it.
+//! * A slot's words are one line. At its end a transaction begins to write it back, and the seal of the next one's
+//!   first version waits for that: so before any host sees a tag, the slot says for good that the transaction before
+//!   is over. Else a host could die and leave the standing of one transaction beside the sequence of the next.
+//! * A version that was replaced may be written again when the sequence of the transaction that replaced it has moved
+//!   on. Hosts that still read it find the tuple's word changed, and drop what they read.
 //!
-//! A host is recovered by one host at a time, after its death was confirmed: the pool's host word names the recoverer. What a block
-//! that a dead host had taken and not published holds is of no use, and the block is free when the host's extents are swept.
+//! A host is recovered by one host at a time, after its death was confirmed: the pool's host word names the
+//! recoverer. What a block that a dead host had taken and not published holds is of no use, and the block is free
+//! when the host's extents are swept.
 
 use crate::access::{Access, Line, Lines, Note};
 use crate::layout::{HostId, Layout};
@@ -150,8 +153,8 @@ impl<'a, A: Access> Tuples<'a, A> {
     pub fn status(&self, tag: Tag) -> Outcome<Status, A> {
         let broken = Trouble::Unknown { tag };
         let Some((sequence, standing)) = self.layout.slot_of(tag) else { return Err(broken) };
-        // The sequence moves on before the standing changes again: a sequence that is still the tag's says that the standing
-        // was, too.
+        // The sequence moves on before the standing changes again: a sequence that is still the tag's says that the
+        // standing was, too.
         let standing = standing.load(self.access)?;
         let sequence = sequence.load(self.access)?.0;
         Ok(match standing {
@@ -223,7 +226,8 @@ impl<'a, A: Access> Tuples<'a, A> {
             return Ok(None);
         }
         let retired = hw.withdraw(self.access, frozen, frozen.next(TupleState::Dead, None))?;
-        // Before the block is written again, and before the home changes the row: a word that is lost would bring both back.
+        // Before the block is written again, and before the home changes the row: a word that is lost would bring
+        // both back.
         hw.make_durable(self.access)?;
         Ok(retired.map(|retired| MovedOut { begin, image: version.image, retired }))
     }
@@ -235,14 +239,15 @@ impl<'a, A: Access> Tuples<'a, A> {
         Ok(Transaction { tuples: *self, tag, sequence, standing, written: Vec::new() })
     }
 
-    /// Ends what a dead host has begun. The caller is its one recoverer, its death is confirmed, and the lines of its blocks are the
-    /// caller's to store to. `home_of`: whose a tuple is.
+    /// Ends what a dead host has begun. The caller is its one recoverer, its death is confirmed, and the lines of its
+    /// blocks are the caller's to store to. `home_of`: whose a tuple is.
     pub fn recover(&self, dead: HostId, home_of: impl Fn(u32) -> HostId) -> Outcome<(), A> {
         let mut stamped = Vec::new();
         for tuple in 0..self.layout.tuples {
             while !self.recover_tuple(dead, tuple, home_of(tuple) == dead, &mut stamped)? {}
         }
-        // Before another host is told that it is done: if this one dies, nobody looks again. The stamps are waited for, too.
+        // Before another host is told that it is done: if this one dies, nobody looks again. The stamps are waited
+        // for, too.
         let words = (0..self.layout.tuples).map(|tuple| self.layout.tuple(tuple));
         Hw::make_all_durable(words, self.access)?;
         stamped.into_iter().for_each(|first| self.access.note(Note::Sealed(Lines { first, count: 1 })));
@@ -312,7 +317,8 @@ impl<A: Access> Transaction<'_, A> {
         self.tag
     }
 
-    /// Puts a version of a tuple in: what `change` makes of the newest one, which must be settled. That is the tuple's lock.
+    /// Puts a version of a tuple in: what `change` makes of the newest one, which must be settled. That is the
+    /// tuple's lock.
     pub fn write(
         &mut self,
         tuple: u32,
@@ -344,8 +350,8 @@ impl<A: Access> Transaction<'_, A> {
         }
     }
 
-    /// Commits at `ts`. `decided` is called when the commit can be acknowledged: it outlives this host. The versions that were
-    /// replaced are the caller's to send home.
+    /// Commits at `ts`. `decided` is called when the commit can be acknowledged: it outlives this host. The versions
+    /// that were replaced are the caller's to send home.
     pub fn commit(self, ts: CommitTs, decided: impl FnOnce()) -> Outcome<Vec<Retired>, A> {
         let access = self.tuples.access;
         // What is committed must be found.

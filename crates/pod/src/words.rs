@@ -8,8 +8,8 @@
 //! | standing of a slot | state 2, timestamp 62 |
 //! | tag | 1, host 4, worker 11, sequence 48 |
 //!
-//! A tag has the form of `txn`'s, whose slots are numbered across the hosts of a pod. It stands in the first word of a block
-//! until the timestamp takes its place.
+//! A tag has the form of `txn`'s, whose slots are numbered across the hosts of a pod. It stands in the first word of
+//! a block until the timestamp takes its place.
 
 use crate::layout::HostId;
 use crate::memory::{BlockRef, Refers};

@@ -1,8 +1,9 @@
 //! The model of caches: hosts with a private cache each over lines of memory, and words that all see alike.
 //!
-//! Each host is a program of ordinary code over [`Access`]. It runs on a stack of its own, and stops before each access; a seed
-//! says which host goes on. Between two accesses caches do what hardware may: they evict any line and write it back, fetch any line
-//! early, write a modified line back late, or finish what was begun with `write_back` or `discard`.
+//! Each host is a program of ordinary code over [`Access`]. It runs on a stack of its own, and stops before each
+//! access; a seed says which host goes on. Between two accesses caches do what hardware may: they evict any line and
+//! write it back, fetch any line early, write a modified line back late, or finish what was begun with `write_back`
+//! or `discard`.
 //!
 //! | what happens | in the model |
 //! | --- | --- |
@@ -15,8 +16,8 @@
 //!
 //! # What is a fault
 //!
-//! * A fetch gives bytes that are older than the latest that were sealed before it. *Before*: the sealing host changed a word, and
-//!   the fetching one has loaded that change, or one that was made by a host that had.
+//! * A fetch gives bytes that are older than the latest that were sealed before it. *Before*: the sealing host
+//!   changed a word, and the fetching one has loaded that change, or one that was made by a host that had.
 //! * Two hosts have one line modified.
 //! * A host writes back a line of another host, or older bytes over newer ones.
 //! * A host takes bytes for what a word published which are others: its reference has outlived its generation.
@@ -111,8 +112,9 @@ pub struct Plan {
     pub ends: [Option<(HostId, u64)>; 2],
     /// A host sleeps before one in so many of its accesses, while others go on.
     pub sleeps_in: usize,
-    /// One host runs until it waits or until one of so many random steps comes, as in *probabilistic concurrency testing* (Burckhardt
-    /// et al., ASPLOS 2010): few switches at places that nobody expects. `None`: hosts take turns at random.
+    /// One host runs until it waits or until one of so many random steps comes, as in *probabilistic concurrency
+    /// testing* (Burckhardt et al., ASPLOS 2010): few switches at places that nobody expects. `None`: hosts take
+    /// turns at random.
     pub switches: Option<Switches>,
     /// Accesses and pauses of all hosts. A run that needs more does not come to an end.
     pub steps_max: u64,

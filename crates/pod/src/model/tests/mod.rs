@@ -40,7 +40,8 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// How a seed has it: in two of three runs a host dies, at any of its accesses, and in one of three another one does.
+    /// How a seed has it: in two of three runs a host dies, at any of its accesses, and in one of three another one
+    /// does.
     fn plan(&self, seed: u64, left_out: Option<Site>) -> Plan {
         let mut plan = Plan { left_out, ..Plan::new(seed) };
         if !seed.is_multiple_of(3) && !self.mortals.is_empty() {
@@ -94,8 +95,8 @@ fn what_is_right_is_never_flagged() {
     }
 }
 
-/// Seeds that a mutant survives before it is taken for right, and how many may: some need hosts that sleep at one place for just so long,
-/// and are looked for where there is time.
+/// Seeds that a mutant survives before it is taken for right, and how many may: some need hosts that sleep at one
+/// place for just so long, and are looked for where there is time.
 fn bounds() -> (u64, usize) {
     if std::env::var("TIDEPOOL_MODEL").is_ok_and(|value| value == "large") { (4000, 0) } else { (40, 20) }
 }

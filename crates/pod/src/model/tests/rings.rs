@@ -138,7 +138,8 @@ fn heirs(plan: Plan) -> Report {
             host.outlives(SENDER)?;
             return send(host, SENDER, RECEIVER, HEIRS_FIRST, || host.is_over(RECEIVER));
         }
-        // What had come to the dead host may come again, and what it took along does not: but nothing is left out in between.
+        // What had come to the dead host may come again, and what it took along does not: but nothing is left out in
+        // between.
         let numbers = receive(host, SENDER, RECEIVER, |_| host.is_over(SENDER))?;
         host.hold(numbers.last().is_none_or(|number| *number == last), || format!("the last are lost: {numbers:?}"));
         Ok(())

@@ -132,14 +132,14 @@ impl<'h> Worker<'h> {
         // What is taken back is unlike all that is committed.
         let is_aborted = self.host.random(self.work.aborts_in) == 0;
         let more = if is_aborted { 100 } else { 1 };
-        for tuple in 0..self.rows() {
+        for (tuple, value) in values.iter_mut().enumerate().take(self.work.layout.tuples as usize) {
             let mut tries = 0;
             loop {
                 self.take_returned();
                 let host = self.host;
                 let lock = transaction.write(tuple as u32, &mut self.blocks, |bytes| {
-                    values[tuple] = value_of(host, bytes) + more;
-                    image(values[tuple])
+                    *value = value_of(host, bytes) + more;
+                    image(*value)
                 })?;
                 if lock == Lock::Done {
                     break;
@@ -383,9 +383,9 @@ fn recoverers(plan: Plan) -> Report {
                     }
                     let mut transaction = worker.tuples().begin(host.id(), 0)?;
                     let mut values = [0; 2];
-                    for tuple in 0..2 {
+                    for (tuple, value) in values.iter_mut().enumerate() {
                         let lock = transaction.write(tuple as u32, &mut worker.blocks, |bytes| {
-                            values[tuple] = value_of(host, bytes);
+                            *value = value_of(host, bytes);
                             bytes.to_vec()
                         })?;
                         host.hold(lock == Lock::Done, || format!("tuple {tuple} is {lock:?} in the end"));
@@ -480,7 +480,8 @@ fn movers(plan: Plan) -> Report {
                     }
                 }
                 _ => {
-                    // Now and then it sees the tuple, so that the home's words survive it, and now and then it does not.
+                    // Now and then it sees the tuple, so that the home's words survive it, and now and then it does
+                    // not.
                     for _ in 0..host.random(12) {
                         host.pause()?;
                         if host.random(2) == 0 {
