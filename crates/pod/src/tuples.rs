@@ -186,7 +186,7 @@ impl<'a, A: Access> Tuples<'a, A> {
                 let Some(version) = self.read_version(hw, word)? else { return Ok(Seen::Changed) };
                 match version.begin {
                     Begin::At(begin) => Ok(Seen::Row { begin, image: version.image }),
-                    Begin::By(_) => Err(Trouble::Broken { line: word.block().map_or(Line(0), BlockRef::first) }),
+                    Begin::By(tag) => Err(Trouble::Unknown { tag }),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The product's code under the model, right, and with each access left out.
 
+mod canaries;
 mod rings;
 mod tuples;
 
@@ -95,10 +96,46 @@ fn what_is_right_is_never_flagged() {
     }
 }
 
+/// A host ends after its first access, after its second, and so on to its last: no place in the code is left out.
+#[test]
+fn a_host_may_die_at_each_of_its_accesses() {
+    let seeds = if is_large() { 40 } else { 1 };
+    let mut deaths = 0;
+    for scenario in [rings::HEIRS, tuples::RECOVERERS, tuples::MOVERS] {
+        for (host, seed) in scenario.mortals.iter().flat_map(|host| (1..=seeds).map(move |seed| (*host, seed))) {
+            for access in 1.. {
+                let plan = Plan { ends: [Some((host, access)), None], ..Plan::new(seed) };
+                let report = (scenario.run)(plan);
+                let name = scenario.name;
+                assert!(report.fault.is_none(), "{name}, {plan:?}: {}", report.fault.unwrap_or_default());
+                if report.accesses[usize::from(host.0)] < access {
+                    break;
+                }
+                deaths += 1;
+            }
+        }
+    }
+    println!("{deaths} deaths");
+    assert!(deaths > 200, "only {deaths} deaths");
+}
+
+/// A host that is only suspected goes on with words and lines that another has taken for its own.
+#[test]
+fn recovering_before_a_death_is_confirmed_is_found() {
+    let fault = (1..=400).find_map(|seed| tuples::hasty(Plan::new(seed)).fault);
+    println!("{}", fault.as_deref().unwrap_or("not found"));
+    assert!(fault.is_some(), "nothing is wrong with recovering for a host that lives");
+}
+
+/// Larger bounds than every change can wait for.
+fn is_large() -> bool {
+    std::env::var("TIDEPOOL_MODEL").is_ok_and(|value| value == "large")
+}
+
 /// Seeds that a mutant survives before it is taken for right, and how many may: some need hosts that sleep at one
 /// place for just so long, and are looked for where there is time.
 fn bounds() -> (u64, usize) {
-    if std::env::var("TIDEPOOL_MODEL").is_ok_and(|value| value == "large") { (4000, 0) } else { (40, 20) }
+    if is_large() { (4000, 0) } else { (40, 20) }
 }
 
 /// Lines of the modules that make accesses, as the compiler names them.

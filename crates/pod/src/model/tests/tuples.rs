@@ -1,6 +1,6 @@
 //! Hosts that move two rows in and out, read them, and count both up in transactions.
 
-use super::super::{Host, Program, Report, Step, Switches, run};
+use super::super::{Host, Program, Report, Step, Stop, Switches, run};
 use super::{Plan, Scenario};
 use crate::layout::{HostId, Layout};
 use crate::memory::{Blocks, Retired};
@@ -356,6 +356,20 @@ pub const REUSE: Scenario = Scenario { name: "reuse", run: reuse, mortals: ALL, 
 
 /// Host 1 dies in a transaction, host 2 recovers for it and dies, too: what is recovered is recovered for good.
 fn recoverers(plan: Plan) -> Report {
+    recover_when(plan, |host| host.outlives(HostId(1)))
+}
+
+/// The same by a host that has only not heard of host 1 for a while.
+pub fn hasty(plan: Plan) -> Report {
+    recover_when(plan, |host| {
+        for _ in 0..host.random(60) {
+            host.pause()?;
+        }
+        Ok(true)
+    })
+}
+
+fn recover_when(plan: Plan, waits: fn(&Host<'_>) -> Result<bool, Stop>) -> Report {
     let layout = LAYOUT;
     let work = Work { layout, transactions: [0, 1, 0], aborts_in: 5, moves_in: 3 };
     let books = Books::default();
@@ -402,7 +416,7 @@ fn recoverers(plan: Plan) -> Report {
                     Ok(())
                 }
                 _ => {
-                    if host.outlives(HostId(1))? {
+                    if waits(host)? {
                         worker.tuples().recover(HostId(1), |_| HOME)?;
                         books.borrow_mut().is_recovered[1] = true;
                         // It may die here.
