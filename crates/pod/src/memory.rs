@@ -18,6 +18,39 @@
 //!   Each change of such a word counts, so a word that did not change says that the block was not written meanwhile.
 //!   A reader needs no permission for that, and holds up no writer.
 
+//!
+//! The compiler refuses what breaks this. A block that is not sealed is not published:
+//!
+//! ```compile_fail,E0308
+//! # use tidepool_pod::{access::Access, memory::{Draft, Hw}, words::{TupleState, TupleWord}};
+//! fn publish<A: Access>(access: &A, word: Hw<TupleWord>, from: TupleWord, draft: Draft) {
+//!     let _ = word.publish(access, from, |block| from.next(TupleState::Live, Some(block)), draft);
+//! }
+//! ```
+//!
+//! And what was sealed is not filled again:
+//!
+//! ```compile_fail,E0382
+//! # use tidepool_pod::{access::Access, memory::Draft};
+//! fn fill_twice<A: Access>(access: &A, draft: Draft) {
+//!     let _ = draft.seal(access, 0, &[b"a row"]);
+//!     let _ = draft.seal(access, 0, &[b"another"]);
+//! }
+//! ```
+//!
+//! While this is how it goes:
+//!
+//! ```
+//! # use tidepool_pod::{access::Access, memory::{Blocks, Hw, Outcome, Publication}, words::{TupleState, TupleWord}};
+//! fn publish<A: Access>(access: &A, word: Hw<TupleWord>, blocks: &mut Blocks) -> Outcome<bool, A> {
+//!     let Some(draft) = blocks.take() else { return Ok(false) };
+//!     let from = word.load(access)?;
+//!     let sealed = draft.seal(access, 0, &[b"a row"])?;
+//!     let to = |block| from.next(TupleState::Live, Some(block));
+//!     Ok(matches!(word.publish(access, from, to, sealed)?, Publication::Done(..)))
+//! }
+//! ```
+
 use crate::access::{Access, Fence, Line, Lines, Note, Part, WordAt};
 use crate::words::Tag;
 use std::fmt;
