@@ -28,7 +28,7 @@ lint:
 # The pointer code under Miri, over a heap-backed device.
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-simd -p tidepool-tablespace -p tidepool-txn
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-pool --lib -- mapped::
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-pool -p tidepool-pod --lib -- mapped::
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::
@@ -47,7 +47,7 @@ tsan *FILTER:
         cargo +nightly test --release -Zbuild-std --target x86_64-unknown-linux-gnu --target-dir target/tsan \
         -p tidepool-device -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
 
-# One fuzz target (protocol, sql, copy, segments, keys, log, sessions) guided by coverage, under AddressSanitizer. Needs `cargo install cargo-fuzz`.
+# One fuzz target (protocol, sql, copy, segments, keys, log, sessions, wire) guided by coverage, under AddressSanitizer. Needs `cargo install cargo-fuzz`.
 fuzz TARGET SECONDS="3600":
     cargo run --release -p tidepool-fuzz --example seeds -- {{TARGET}} fuzz/corpus/{{TARGET}}
     cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}} -max_len=65536 -timeout=60 -rss_limit_mb=4096
@@ -72,6 +72,12 @@ loom:
 # each swap removed, and with what broke earlier designs put back: how each is found.
 pool-model:
     TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
+
+# Hosts of a pod whose caches evict, fetch early and write back late, sleep and die at any access, for so long; then with each flush,
+# fence, order and swap left out: how each is found.
+pod-model SECONDS="10" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_MODEL=large \
+        cargo test --release -p tidepool-pod --lib model -- --nocapture
 
 # Processes over one pool, killed at random moments and at every crash point, and stopped, also while slices of a pool that is dealt
 # out change hands; and a simulated pool whose hosts pause, die
@@ -152,6 +158,15 @@ agreement SECONDS="60" SEED="1":
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
     cargo run --release -p tidepool-log --example log_speed -- {{FOLDER}} {{SECONDS}} "{{DEVICE}}"
+
+# A client and a memory node over a network that loses, doubles, damages, delays and cuts, by seeds.
+stress-wire SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-wire --test simulation -- --nocapture
+
+# What a read of 64 kB costs over each transport to a memory node, beside a bare loop over the same kind of connection.
+wire-speed ROUNDS="20":
+    cargo run --release -p tidepool-wire --example wire_speed -- {{ROUNDS}}
 
 # Histories of the row store against a model, and chaos on several threads while ranges are merged; debug assertions on.
 stress-rows SECONDS="60" SEED="1":

@@ -6,6 +6,7 @@
 mod affinity;
 mod cost;
 mod device;
+mod lines;
 mod links;
 mod location;
 mod mapping;
@@ -22,6 +23,7 @@ mod window;
 pub use affinity::{confine, processors};
 pub use cost::{Access, CostModel, Excess, Pattern, Share, local_profile, set_local_profile};
 pub use device::{Device, Protection, identity_of};
+pub use lines::{LINE_BYTES, discard_lines, fence_lines, write_back_lines};
 pub use location::{CacheSize, Location, Stripe};
 pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES, PartMapping};
 pub use pacing::{GATHER_SLOTS, Pacer, PacingCounters, PacingTotals};

@@ -445,6 +445,14 @@ pub(crate) mod flush {
     /// Flushes the lines of `[start, end)`; `start` is aligned to a line, and both lie in one mapping.
     #[cfg(target_arch = "x86_64")]
     pub fn lines(start: *mut u8, end: *mut u8) {
+        begin_lines(start, end);
+        // SAFETY: a fence; SSE is part of x86-64.
+        unsafe { std::arch::x86_64::_mm_sfence() };
+    }
+
+    /// Begins to flush them: a fence waits for it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn begin_lines(start: *mut u8, end: *mut u8) {
         use std::arch::{asm, x86_64};
         use std::sync::OnceLock;
 
@@ -464,8 +472,6 @@ pub(crate) mod flush {
             }
             line = line.wrapping_add(super::CACHE_LINE_BYTES);
         }
-        // SAFETY: a fence; SSE is part of x86-64.
-        unsafe { x86_64::_mm_sfence() };
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -477,6 +483,23 @@ pub(crate) mod flush {
     /// and both lie in one mapping. What is read afterwards comes from the memory.
     #[cfg(target_arch = "x86_64")]
     pub fn drop_lines(start: *mut u8, end: *mut u8) {
+        // `clflushopt` is ordered with stores to its own line alone.
+        fence();
+        begin_drop(start, end);
+        // No load behind it is done before the lines are gone.
+        fence();
+    }
+
+    /// Loads, stores, and what was begun with lines before it are done before what is behind it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn fence() {
+        // SAFETY: a fence; SSE2 is part of x86-64.
+        unsafe { std::arch::x86_64::_mm_mfence() };
+    }
+
+    /// Begins to drop them: a fence before it orders it, and a fence behind it waits for it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn begin_drop(start: *mut u8, end: *mut u8) {
         use std::arch::{asm, x86_64};
         use std::sync::OnceLock;
 
@@ -484,8 +507,6 @@ pub(crate) mod flush {
         // Leaf 7, EBX bit 23.
         let clflushopt = *HAS_CLFLUSHOPT
             .get_or_init(|| x86_64::__cpuid(0).eax >= 7 && x86_64::__cpuid_count(7, 0).ebx & (1 << 23) != 0);
-        // SAFETY: a fence; SSE2 is part of x86-64. `clflushopt` is ordered with stores to its own line alone.
-        unsafe { x86_64::_mm_mfence() };
         let mut line = start;
         while line < end {
             // SAFETY: the line lies in a live mapping; flushing it changes no content. `clflushopt` was detected.
@@ -498,14 +519,26 @@ pub(crate) mod flush {
             }
             line = line.wrapping_add(super::CACHE_LINE_BYTES);
         }
-        // No load behind it is done before the lines are gone.
-        // SAFETY: as above.
-        unsafe { x86_64::_mm_mfence() };
     }
 
     #[cfg(not(target_arch = "x86_64"))]
     pub fn drop_lines(_start: *mut u8, _end: *mut u8) {
         unreachable!("guarded by is_available");
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn begin_lines(_start: *mut u8, _end: *mut u8) {
+        unreachable!("guarded by is_available");
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn begin_drop(_start: *mut u8, _end: *mut u8) {
+        unreachable!("guarded by is_available");
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn fence() {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
     /// Copies `source` to `target` past the cache, so that it is durable when this returns.

@@ -7,8 +7,8 @@
 //!   Rust and needs no tools.
 //! * `fuzz/` at the root of the repository, with `cargo fuzz`: guided by coverage, under AddressSanitizer, for hours.
 //!
-//! Checksums would keep mutated bytes away from the code that reads what they protect, so the targets for segments and
-//! the log put right checksums in again, computed here from the formats' descriptions.
+//! Checksums would keep mutated bytes away from the code that reads what they protect, so the targets for segments, the log
+//! and frames put right checksums in again; those of segments and the log are computed here from the formats' descriptions.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod protocol;
 mod segments;
 mod sessions;
 mod sql;
+mod wire;
 mod world;
 
 /// Something that reads bytes from outside.
@@ -42,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "keys", seeds: keys::seeds, run: keys::run, mutations: 200_000 },
     Target { name: "log", seeds: log::seeds, run: log::run, mutations: 1_500 },
     Target { name: "sessions", seeds: sessions::seeds, run: sessions::run, mutations: 200_000 },
+    Target { name: "wire", seeds: wire::seeds, run: wire::run, mutations: 200_000 },
 ];
 
 /// The target of that name. Panics if there is none: the names are those of [`TARGETS`].

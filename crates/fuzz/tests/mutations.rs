@@ -79,4 +79,4 @@ macro_rules! targets {
     };
 }
 
-targets!(protocol, sql, copy, segments, keys, log, sessions);
+targets!(protocol, sql, copy, segments, keys, log, sessions, wire);
