@@ -127,7 +127,9 @@ async fn advisory_locks_are_shown_by_their_keys() {
     let (one, two, waiter, watching) =
         (Party::of(&server).await, Party::of(&server).await, Party::of(&server).await, server.connect().await);
     // Twice by one session is one row.
-    for lock in ["pg_advisory_lock_shared(4294967298)", "pg_advisory_lock_shared(4294967298)", "pg_advisory_lock(-1, 7)"] {
+    for lock in
+        ["pg_advisory_lock_shared(4294967298)", "pg_advisory_lock_shared(4294967298)", "pg_advisory_lock(-1, 7)"]
+    {
         one.client.batch_execute(&format!("SELECT {lock}")).await.unwrap();
     }
     two.client.batch_execute("BEGIN; SELECT pg_advisory_xact_lock_shared(4294967298)").await.unwrap();
