@@ -47,9 +47,10 @@ const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
 /// Without it the transaction is lost, as [`BLOCK`] says.
 const TRANSACTION: u16 = OPTIONAL + 1;
-/// In place of that, of one with cursors, and of one with portals.
+/// In place of that, of one with cursors, of one with portals, and of one that changed settings.
 const TRANSACTION_WITH_CURSORS: u16 = OPTIONAL + 2;
 const TRANSACTION_WITH_PORTALS: u16 = OPTIONAL + 3;
+const TRANSACTION_WITH_SETTINGS: u16 = OPTIONAL + 4;
 
 /// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,6 +161,26 @@ pub struct PortableTransaction {
     pub cursors: Vec<PortableBlockCursor>,
     /// Those of the protocol that have rows left.
     pub portals: Vec<PortablePortal>,
+    /// The settings at each savepoint, and at the end as they are now. Empty: they are everywhere as before the block.
+    pub settings: Vec<PortableBlockSettings>,
+}
+
+/// Settings at a place within a block. `None`: as before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableBlockSettings {
+    pub now: Option<PortableSettings>,
+    /// Without `SET LOCAL`: what `COMMIT` leaves.
+    pub session: Option<PortableSettings>,
+}
+
+/// Settings as changes of others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortableSettings {
+    pub values: Vec<(String, String)>,
+    /// What `RESET` goes back to.
+    pub defaults: Vec<(String, String)>,
+    /// All settings of the client's own making, and those without effect.
+    pub custom: Vec<(String, String)>,
 }
 
 /// A portal of the protocol whose statement runs.
@@ -259,12 +280,7 @@ impl PortableSession {
         for (tag, pairs) in
             [(VALUES, &self.values), (DEFAULTS, &self.defaults), (CUSTOM, &self.custom), (TOLD, &self.told)]
         {
-            part(tag, &|to| {
-                to.list(pairs, |to, (name, value)| {
-                    to.text(name);
-                    to.text(value);
-                });
-            });
+            part(tag, &|to| to.pairs(pairs));
         }
         part(PREPARED, &|to| to.list(&self.prepared, Writer::statement));
         part(SEQUENCES, &|to| {
@@ -318,19 +334,29 @@ impl PortableSession {
             });
         }
         if let Some(transaction) = &self.transaction {
-            let tag = match (transaction.cursors.is_empty(), transaction.portals.is_empty()) {
-                (true, true) => TRANSACTION,
-                (false, true) => TRANSACTION_WITH_CURSORS,
-                (_, false) => TRANSACTION_WITH_PORTALS,
+            let parts =
+                [transaction.cursors.is_empty(), transaction.portals.is_empty(), transaction.settings.is_empty()];
+            // Each form has what those before it have.
+            let tag = match parts {
+                [true, true, true] => TRANSACTION,
+                [false, true, true] => TRANSACTION_WITH_CURSORS,
+                [_, false, true] => TRANSACTION_WITH_PORTALS,
+                [_, _, false] => TRANSACTION_WITH_SETTINGS,
             };
             part(tag, &|to| {
                 to.list(&transaction.savepoints, |to, name| to.text(name));
                 to.list(&transaction.steps, Writer::step);
-                if tag != TRANSACTION {
+                if tag >= TRANSACTION_WITH_CURSORS {
                     to.list(&transaction.cursors, Writer::block_cursor);
                 }
-                if tag == TRANSACTION_WITH_PORTALS {
+                if tag >= TRANSACTION_WITH_PORTALS {
                     to.list(&transaction.portals, Writer::portal);
+                }
+                if tag >= TRANSACTION_WITH_SETTINGS {
+                    to.list(&transaction.settings, |to, settings| {
+                        to.option(settings.now.as_ref(), Writer::settings);
+                        to.option(settings.session.as_ref(), Writer::settings);
+                    });
                 }
             });
         }
@@ -459,17 +485,28 @@ impl PortableSession {
                     is_deferrable: from.is_set()?,
                 });
             }
-            TRANSACTION | TRANSACTION_WITH_CURSORS | TRANSACTION_WITH_PORTALS => {
-                let (savepoints, steps) = (from.list(Reader::text)?, from.list(Reader::step)?);
-                let cursors = match tag {
-                    TRANSACTION => Vec::new(),
-                    _ => from.list(Reader::block_cursor)?,
+            TRANSACTION..=TRANSACTION_WITH_SETTINGS => {
+                let mut transaction = PortableTransaction {
+                    savepoints: from.list(Reader::text)?,
+                    steps: from.list(Reader::step)?,
+                    ..PortableTransaction::default()
                 };
-                let portals = match tag {
-                    TRANSACTION_WITH_PORTALS => from.list(Reader::portal)?,
-                    _ => Vec::new(),
-                };
-                self.transaction = Some(PortableTransaction { savepoints, steps, cursors, portals });
+                if tag >= TRANSACTION_WITH_CURSORS {
+                    transaction.cursors = from.list(Reader::block_cursor)?;
+                }
+                if tag >= TRANSACTION_WITH_PORTALS {
+                    transaction.portals = from.list(Reader::portal)?;
+                }
+                if tag >= TRANSACTION_WITH_SETTINGS {
+                    transaction.settings = from.list(|from| {
+                        let (now, session) = (from.option(Reader::settings)?, from.option(Reader::settings)?);
+                        Ok(PortableBlockSettings { now, session })
+                    })?;
+                    if transaction.settings.len() != transaction.savepoints.len() + 1 {
+                        return Err(damaged());
+                    }
+                }
+                self.transaction = Some(transaction);
             }
             CURSORS => self.cursors = from.list(Reader::cursor)?,
             TLS => {
@@ -530,6 +567,17 @@ impl Writer {
     fn list<T>(&mut self, items: &[T], write: impl Fn(&mut Writer, &T)) {
         self.put((items.len() as u32).to_le_bytes());
         items.iter().for_each(|item| write(self, item));
+    }
+
+    fn pairs(&mut self, pairs: &[(String, String)]) {
+        self.list(pairs, |to, (name, value)| {
+            to.text(name);
+            to.text(value);
+        });
+    }
+
+    fn settings(&mut self, settings: &PortableSettings) {
+        [&settings.values, &settings.defaults, &settings.custom].into_iter().for_each(|pairs| self.pairs(pairs));
     }
 
     fn oids(&mut self, oids: &[u32]) {
@@ -713,6 +761,10 @@ impl<'a> Reader<'a> {
         self.list(|from| Ok((from.text()?, from.text()?)))
     }
 
+    fn settings(&mut self) -> Result<PortableSettings> {
+        Ok(PortableSettings { values: self.pairs()?, defaults: self.pairs()?, custom: self.pairs()? })
+    }
+
     fn oids(&mut self) -> Result<Vec<u32>> {
         self.list(|from| Ok(u32::from_le_bytes(from.array()?)))
     }
@@ -804,6 +856,17 @@ mod tests {
                     savepoints: 1,
                 }],
                 portals: vec![PortablePortal { rows: cursor(), formats: vec![1], tag: "SELECT".to_owned() }],
+                settings: vec![
+                    PortableBlockSettings::default(),
+                    PortableBlockSettings {
+                        now: Some(PortableSettings {
+                            values: pairs(&[("role", "r")]),
+                            defaults: Vec::new(),
+                            custom: pairs(&[("app.tenant", "7")]),
+                        }),
+                        session: None,
+                    },
+                ],
             }),
             cursors: vec![cursor()],
             tls: Some(PortableTls {
@@ -847,18 +910,30 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        // An earlier release reads a transaction without cursors and portals, and loses one with them.
-        let with = |change: fn(&mut PortableTransaction)| {
+        // An earlier release reads a transaction without cursors, portals and settings, and loses one with them.
+        let with = |change: &dyn Fn(&mut PortableTransaction)| {
             let mut session = session();
             session.transaction.iter_mut().for_each(change);
             session
         };
-        let without_portals = with(|transaction| transaction.portals.clear());
-        let without_cursors = with(|transaction| transaction.cursors.clear());
-        let bare = with(|transaction| (transaction.cursors, transaction.portals) = Default::default());
-        for session in [session(), without_portals, without_cursors, bare, PortableSession::default()] {
+        for without in 0..8_u8 {
+            let session = with(&|transaction| {
+                if without & 1 != 0 {
+                    transaction.cursors.clear();
+                }
+                if without & 2 != 0 {
+                    transaction.portals.clear();
+                }
+                if without & 4 != 0 {
+                    transaction.settings.clear();
+                }
+            });
             assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);
         }
+        let none = PortableSession::default();
+        assert_eq!(PortableSession::from_bytes(&none.to_bytes()).unwrap(), none);
+        let too_few = with(&|transaction| drop(transaction.settings.pop()));
+        assert_eq!(code(&too_few.to_bytes()), SqlState::DATA_CORRUPTED);
     }
 
     #[test]

@@ -359,8 +359,11 @@ async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
         client
     };
     let reading = begin("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM accounts").await;
-    let writing = begin("BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1; SET work_mem = '11MB'").await;
-    let committing = begin("BEGIN; SET LOCAL work_mem = '12MB'; UPDATE accounts SET balance = 100 WHERE id = 2").await;
+    let writing = begin(
+        "BEGIN; UPDATE accounts SET balance = 100 WHERE id = 1; SET work_mem = '11MB'; SELECT pg_current_xact_id()",
+    )
+    .await;
+    let committing = begin("BEGIN; SET LOCAL work_mem = '12MB'; SELECT pg_current_xact_id(); UPDATE accounts SET balance = 100 WHERE id = 2").await;
     let saved =
         begin("BEGIN; CREATE TABLE made (id int); SAVEPOINT s; UPDATE accounts SET balance = 100 WHERE id = 3").await;
     // More rows than go over.
@@ -420,6 +423,83 @@ async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
     }
     assert_eq!(one(&ported, "SELECT sum(balance) FROM accounts").await, "0");
     for host in [first, second] {
+        host.signal(libc::SIGTERM);
+        let (_, log) = host.wait();
+        assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");
+    }
+}
+
+/// Settings that a transaction changed, for itself and for its session, and those that it goes back to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_of_open_transactions_go_over() {
+    let cluster = Cluster::new();
+    let config = rejoining(&cluster, "100s");
+    let hosts = [start(&cluster, "h1", "primary", &config, None), start(&cluster, "h2", "standby", &config, None)];
+    let mut urls = hosts.each_ref().map(|host| host.url.clone());
+    set_up(&urls[0]).await;
+    connect(&urls[0]).await.batch_execute("CREATE SCHEMA other; CREATE ROLE clerk").await.unwrap();
+    const SHOWN: &str = "SELECT concat_ws('|', current_setting('work_mem'), current_setting('lock_timeout'), current_setting('search_path'),
+        current_setting('app.tenant', true), current_setting('application_name'), current_setting('timezone'), current_user,
+        current_setting('transaction_isolation'), current_setting('transaction_read_only'))";
+    let first = "SET work_mem = '9MB'; SET app.tenant = '0'; SET application_name = 'first'";
+    // In parts, between which servers change.
+    let transactions: [&[&str]; 3] = [
+        &[
+            "BEGIN; SET work_mem = '11MB'; SET LOCAL lock_timeout = '5s'; SET LOCAL app.tenant = '7'; SET application_name = 'second';
+             UPDATE accounts SET balance = balance + 1 WHERE id = 1; SAVEPOINT s; SET LOCAL work_mem = '12MB'; SET search_path = other;
+             SET LOCAL ROLE clerk; SAVEPOINT t; RESET work_mem; SET TIME ZONE 'Asia/Tokyo'; SELECT set_config('app.tenant', '8', false)",
+            "ROLLBACK TO t",
+            "ROLLBACK TO s",
+            "SET work_mem = '13MB'; SAVEPOINT u; SET LOCAL work_mem = '14MB'",
+            "COMMIT",
+        ],
+        // Nothing else was done in it.
+        &["BEGIN; SET LOCAL work_mem = '12MB'; SET TIME ZONE 'Asia/Tokyo'", "SET application_name = 'third'", "COMMIT", "RESET ALL"],
+        &["BEGIN; RESET work_mem; UPDATE accounts SET balance = 0 WHERE id = 2; SAVEPOINT s", "SET LOCAL app.tenant = ''", "ROLLBACK"],
+    ];
+    let mut clients = Vec::new();
+    for _ in transactions {
+        let client = connect(&urls[0]).await;
+        client.batch_execute(first).await.unwrap();
+        clients.push(client);
+    }
+    // What each shows after each part, where it stays at one server.
+    let mut expected = Vec::new();
+    for transaction in transactions {
+        let client = connect(&urls[0]).await;
+        client.batch_execute(first).await.unwrap();
+        let mut shown = Vec::new();
+        for part in transaction {
+            client.batch_execute(part).await.unwrap();
+            shown.push(one(&client, SHOWN).await);
+        }
+        expected.push(shown);
+    }
+    let client = connect(&urls[0]).await;
+    assert_eq!(expected[0][4], "13MB|0|\"$user\", public|0|second|UTC|tidepool|read committed|off");
+    client.batch_execute("UPDATE accounts SET balance = 0 WHERE id = 1").await.unwrap();
+    for part in 0..5 {
+        for (number, transaction) in transactions.iter().enumerate() {
+            if let Some(statements) = transaction.get(part) {
+                clients[number].batch_execute(statements).await.unwrap();
+                assert_eq!(one(&clients[number], SHOWN).await, expected[number][part], "{statements}");
+            }
+        }
+        switch_over(&urls[0], if part % 2 == 0 { "h2" } else { "h1" }).await;
+        urls.swap(0, 1);
+        for (number, transaction) in transactions.iter().enumerate() {
+            let last = part.min(transaction.len() - 1);
+            assert_eq!(
+                one(&clients[number], SHOWN).await,
+                expected[number][last],
+                "{}, then a switch-over",
+                transaction[last]
+            );
+        }
+        until(&client, STREAMING, "1").await;
+    }
+    assert_eq!(one(&client, "SELECT balance FROM accounts WHERE id = 1").await, "1");
+    for host in hosts {
         host.signal(libc::SIGTERM);
         let (_, log) = host.wait();
         assert!(!log.contains("ERROR") && !log.contains("panic"), "{log}");

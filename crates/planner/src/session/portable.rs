@@ -111,7 +111,7 @@ impl Session {
             return None;
         }
         let cursors = self.block_cursors()?;
-        let transaction = self.block.as_ref()?.to_steps().unwrap_or_else(|error| {
+        let transaction = self.block.as_ref()?.to_steps(&self.settings).unwrap_or_else(|error| {
             tracing::warn!("a transaction cannot go over to another host: {error}");
             None
         })?;
@@ -121,7 +121,7 @@ impl Session {
     /// Whether what was done in the block can be done again by another process.
     pub fn transaction_goes_over(&self) -> bool {
         let has_own = self.has_unsettled_cursors() || self.planner.advisory.holds_in_transaction(self.shared.id);
-        self.block.as_ref().is_some_and(|block| block.is_explicit_and_whole(&self.settings)) && !has_own
+        self.block.as_ref().is_some_and(Block::is_explicit_and_whole) && !has_own
     }
 
     /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings or temporary tables of its own, of which some

@@ -33,12 +33,14 @@ impl Savepoint {
         self.next_cursor
     }
 
-    /// Whether its name and what had been done are all that there is of it.
-    pub(super) fn is_made_again(&self, block: &Block, is_same: impl Fn(&Arc<Settings>) -> bool) -> bool {
-        self.state.is_some()
-            && self.read_only == block.read_only
-            && Arc::ptr_eq(&self.settings_session, &block.settings_session)
-            && is_same(&self.settings)
+    /// Whether its name, what had been done and its settings are all that there is of it.
+    pub(super) fn is_made_again(&self, block: &Block) -> bool {
+        self.state.is_some() && self.read_only == block.read_only
+    }
+
+    /// As they were, and without `SET LOCAL`.
+    pub(super) fn settings(&self) -> (&Arc<Settings>, &Arc<Settings>) {
+        (&self.settings, &self.settings_session)
     }
 
     /// `settings`: as they are, and without `SET LOCAL`.

@@ -7,7 +7,9 @@ use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::interrupt::{Interrupt, Settling};
-use crate::portable::{PortableBlock, PortableBlockState, PortableTransaction};
+use crate::portable::{
+    PortableBlock, PortableBlockSettings, PortableBlockState, PortableSettings, PortableTransaction,
+};
 use crate::read_only;
 use crate::references::Rules;
 use crate::settings::Settings;
@@ -98,28 +100,43 @@ impl Block {
     }
 
     /// Another process can do again what was done in it.
-    pub(super) fn is_explicit_and_whole(&self, settings: &Arc<Settings>) -> bool {
-        let is_same = |other: &Arc<Settings>| {
-            Arc::ptr_eq(other, settings)
-                || (other.to_portable(settings), other.custom()) == (settings.to_portable(settings), settings.custom())
-        };
+    pub(super) fn is_explicit_and_whole(&self) -> bool {
         self.explicit
             && !self.failed.load(Ordering::Acquire)
-            && self.leaves_settings()
-            && is_same(&self.settings_before)
-            && self.savepoints.iter().all(|savepoint| savepoint.is_made_again(self, is_same))
+            && self.savepoints.iter().all(|savepoint| savepoint.is_made_again(self))
             && self.slot.lock().as_ref().is_some_and(Transaction::is_portable)
     }
 
-    /// `None`: what was done cannot be done again.
-    pub(super) fn to_steps(&self) -> Result<Option<PortableTransaction>> {
+    /// `None`: what was done cannot be done again. `settings`: the session's.
+    pub(super) fn to_steps(&self, settings: &Arc<Settings>) -> Result<Option<PortableTransaction>> {
         let Some(states) = self.savepoints.iter().map(Savepoint::state).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         let slot = self.slot.lock();
         let steps = slot.as_ref().map(|transaction| transaction.to_steps(&states)).transpose()?.flatten();
         let savepoints = self.savepoints.iter().map(|savepoint| savepoint.name().to_owned()).collect();
-        Ok(steps.map(|steps| PortableTransaction { savepoints, steps, ..PortableTransaction::default() }))
+        let settings = self.portable_settings(settings);
+        Ok(steps.map(|steps| PortableTransaction { savepoints, steps, settings, ..PortableTransaction::default() }))
+    }
+
+    /// The settings at each savepoint, and now. Empty: nothing has changed them.
+    fn portable_settings(&self, now: &Arc<Settings>) -> Vec<PortableBlockSettings> {
+        let before = &self.settings_before;
+        let changes = |settings: &Arc<Settings>| {
+            if Arc::ptr_eq(settings, before) {
+                return None;
+            }
+            let ((values, defaults), custom) = (settings.to_portable(before), settings.custom());
+            let is_same = values.is_empty() && defaults.is_empty() && custom == before.custom();
+            (!is_same).then_some(PortableSettings { values, defaults, custom })
+        };
+        let at_savepoints = self.savepoints.iter().map(Savepoint::settings);
+        let all: Vec<PortableBlockSettings> = at_savepoints
+            .chain([(now, &self.settings_session)])
+            .map(|(now, session)| PortableBlockSettings { now: changes(now), session: changes(session) })
+            .collect();
+        let none = PortableBlockSettings::default();
+        if all.iter().all(|settings| *settings == none) { Vec::new() } else { all }
     }
 
     /// Its end leaves the session's settings as they were before it.
@@ -174,7 +191,21 @@ impl Session {
             slot.take().into_iter().for_each(Transaction::rollback);
         })?;
         drop(slot);
-        let (read_only, session) = (block.read_only, block.settings_session.clone());
+        let (read_only, before) = (block.read_only, block.settings_before.clone());
+        let begun = self.settings.clone();
+        let database = self.planner.database().clone();
+        let settings_at = |place: usize| {
+            let over = |base: &Arc<Settings>, changes: &Option<PortableSettings>| {
+                let Some(changes) = changes else { return Ok::<_, Error>(base.clone()) };
+                let mut settings = base.as_ref().clone();
+                settings.take_portable((&changes.values, &changes.defaults), &changes.custom, &database)?;
+                Ok(Arc::new(settings))
+            };
+            match portable.settings.get(place) {
+                Some(at) => Ok((over(&begun, &at.now)?, over(&before, &at.session)?)),
+                None => Ok::<_, Error>((begun.clone(), before.clone())),
+            }
+        };
         let own = |table: TableId, row: RowId| done.rows.get(&(table, row)).copied().unwrap_or(row);
         let mut cursors = portable.cursors.iter().peekable();
         let mut open_those_before = |session: &mut Session, savepoints: usize| {
@@ -187,11 +218,20 @@ impl Session {
         let opened = (|| {
             for (number, (name, state)) in portable.savepoints.iter().zip(done.savepoints.iter().cloned()).enumerate() {
                 open_those_before(self, number)?;
-                let settings = (self.settings.clone(), session.clone());
+                let settings = settings_at(number)?;
                 savepoints.push(Savepoint::of_other_process(name, state, settings, read_only, self.next_cursor));
             }
-            open_those_before(self, usize::MAX)
+            open_those_before(self, usize::MAX)?;
+            let (now, session) = settings_at(portable.savepoints.len())?;
+            self.hold_settings(&now)?;
+            self.settings = now;
+            Ok(session)
         })();
+        let opened = opened.map(|session| {
+            if let Some(block) = &mut self.block {
+                block.settings_session = session;
+            }
+        });
         if let Some(block) = &mut self.block {
             block.savepoints = savepoints;
             if opened.is_err() {
