@@ -190,11 +190,11 @@ impl AdvisoryLocks {
         self.state.lock().held.values().flatten().any(|held| held.session == session)
     }
 
-    /// What a session holds beyond its transaction: keys, modes, and how often.
-    pub fn held_by(&self, session: u32) -> Vec<(Key, Mode, u32)> {
+    /// What a session holds for its transaction, or beyond it: keys, modes, and how often.
+    pub fn held_by(&self, session: u32, of_transaction: bool) -> Vec<(Key, Mode, u32)> {
         let state = self.state.lock();
         let all = state.held.iter().flat_map(|(key, held)| held.iter().map(|held| (*key, *held)));
-        let own = all.filter(|(_, held)| held.session == session && !held.transaction);
+        let own = all.filter(|(_, held)| held.session == session && held.transaction == of_transaction);
         own.map(|(key, held)| (key, held.mode, held.count)).collect()
     }
 
@@ -225,12 +225,6 @@ impl AdvisoryLocks {
                 state.in_the_way(session, key, mode).into_iter().map(move |holder| (session, holder))
             })
             .collect()
-    }
-
-    /// Whether a session holds any that end with its transaction.
-    pub fn holds_in_transaction(&self, session: u32) -> bool {
-        let state = self.state.lock();
-        state.held.values().flatten().any(|held| held.session == session && held.transaction)
     }
 
     pub fn end_transaction(&self, session: u32) {

@@ -47,10 +47,10 @@ const BLOCK: u16 = 12;
 const CURSORS: u16 = 13;
 /// Without it the transaction is lost, as [`BLOCK`] says.
 const TRANSACTION: u16 = OPTIONAL + 1;
-/// In place of that, of one with cursors, of one with portals, and of one that changed settings.
+/// In place of that, of one with cursors, of one with portals, and of one that changed settings or has advisory locks.
 const TRANSACTION_WITH_CURSORS: u16 = OPTIONAL + 2;
 const TRANSACTION_WITH_PORTALS: u16 = OPTIONAL + 3;
-const TRANSACTION_WITH_SETTINGS: u16 = OPTIONAL + 4;
+const TRANSACTION_WITH_SESSION: u16 = OPTIONAL + 4;
 
 /// A session between two statements, and its connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,6 +163,8 @@ pub struct PortableTransaction {
     pub portals: Vec<PortablePortal>,
     /// The settings at each savepoint, and at the end as they are now. Empty: they are everywhere as before the block.
     pub settings: Vec<PortableBlockSettings>,
+    /// Advisory locks that end with it.
+    pub locks: Vec<PortableLock>,
 }
 
 /// Settings at a place within a block. `None`: as before it.
@@ -292,21 +294,7 @@ impl PortableSession {
             to.option(self.latest_sequence, |to, id| to.put(id.to_le_bytes()));
         });
         part(LOCKS, &|to| {
-            to.list(&self.locks, |to, lock| {
-                match lock.key {
-                    PortableKey::One(key) => {
-                        to.put([1]);
-                        to.put(key.to_le_bytes());
-                    }
-                    PortableKey::Two(first, second) => {
-                        to.put([2]);
-                        to.put(first.to_le_bytes());
-                        to.put(second.to_le_bytes());
-                    }
-                }
-                to.put([u8::from(lock.is_exclusive)]);
-                to.put(lock.count.to_le_bytes());
-            });
+            to.list(&self.locks, Writer::lock);
         });
         part(WIRE, &|to| {
             to.put(self.process_id.to_le_bytes());
@@ -334,14 +322,17 @@ impl PortableSession {
             });
         }
         if let Some(transaction) = &self.transaction {
-            let parts =
-                [transaction.cursors.is_empty(), transaction.portals.is_empty(), transaction.settings.is_empty()];
+            let parts = [
+                transaction.cursors.is_empty(),
+                transaction.portals.is_empty(),
+                transaction.settings.is_empty() && transaction.locks.is_empty(),
+            ];
             // Each form has what those before it have.
             let tag = match parts {
                 [true, true, true] => TRANSACTION,
                 [false, true, true] => TRANSACTION_WITH_CURSORS,
                 [_, false, true] => TRANSACTION_WITH_PORTALS,
-                [_, _, false] => TRANSACTION_WITH_SETTINGS,
+                [_, _, false] => TRANSACTION_WITH_SESSION,
             };
             part(tag, &|to| {
                 to.list(&transaction.savepoints, |to, name| to.text(name));
@@ -352,11 +343,12 @@ impl PortableSession {
                 if tag >= TRANSACTION_WITH_PORTALS {
                     to.list(&transaction.portals, Writer::portal);
                 }
-                if tag >= TRANSACTION_WITH_SETTINGS {
+                if tag >= TRANSACTION_WITH_SESSION {
                     to.list(&transaction.settings, |to, settings| {
                         to.option(settings.now.as_ref(), Writer::settings);
                         to.option(settings.session.as_ref(), Writer::settings);
                     });
+                    to.list(&transaction.locks, Writer::lock);
                 }
             });
         }
@@ -444,17 +436,7 @@ impl PortableSession {
                 self.latest_sequence = from.option(|from| Ok(u32::from_le_bytes(from.array()?)))?;
             }
             LOCKS => {
-                self.locks = from.list(|from| {
-                    let key = match from.array()? {
-                        [1] => PortableKey::One(i64::from_le_bytes(from.array()?)),
-                        [2] => {
-                            let (first, second) = (from.array()?, from.array()?);
-                            PortableKey::Two(i32::from_le_bytes(first), i32::from_le_bytes(second))
-                        }
-                        [_] => return Err(damaged()),
-                    };
-                    Ok(PortableLock { key, is_exclusive: from.is_set()?, count: u32::from_le_bytes(from.array()?) })
-                })?;
+                self.locks = from.list(Reader::lock)?;
             }
             WIRE => {
                 self.process_id = i32::from_le_bytes(from.array()?);
@@ -485,7 +467,7 @@ impl PortableSession {
                     is_deferrable: from.is_set()?,
                 });
             }
-            TRANSACTION..=TRANSACTION_WITH_SETTINGS => {
+            TRANSACTION..=TRANSACTION_WITH_SESSION => {
                 let mut transaction = PortableTransaction {
                     savepoints: from.list(Reader::text)?,
                     steps: from.list(Reader::step)?,
@@ -497,14 +479,16 @@ impl PortableSession {
                 if tag >= TRANSACTION_WITH_PORTALS {
                     transaction.portals = from.list(Reader::portal)?;
                 }
-                if tag >= TRANSACTION_WITH_SETTINGS {
+                if tag >= TRANSACTION_WITH_SESSION {
                     transaction.settings = from.list(|from| {
                         let (now, session) = (from.option(Reader::settings)?, from.option(Reader::settings)?);
                         Ok(PortableBlockSettings { now, session })
                     })?;
-                    if transaction.settings.len() != transaction.savepoints.len() + 1 {
+                    let places = transaction.settings.len();
+                    if places != 0 && places != transaction.savepoints.len() + 1 {
                         return Err(damaged());
                     }
+                    transaction.locks = from.list(Reader::lock)?;
                 }
                 self.transaction = Some(transaction);
             }
@@ -574,6 +558,22 @@ impl Writer {
             to.text(name);
             to.text(value);
         });
+    }
+
+    fn lock(&mut self, lock: &PortableLock) {
+        match lock.key {
+            PortableKey::One(key) => {
+                self.put([1]);
+                self.put(key.to_le_bytes());
+            }
+            PortableKey::Two(first, second) => {
+                self.put([2]);
+                self.put(first.to_le_bytes());
+                self.put(second.to_le_bytes());
+            }
+        }
+        self.put([u8::from(lock.is_exclusive)]);
+        self.put(lock.count.to_le_bytes());
     }
 
     fn settings(&mut self, settings: &PortableSettings) {
@@ -761,6 +761,18 @@ impl<'a> Reader<'a> {
         self.list(|from| Ok((from.text()?, from.text()?)))
     }
 
+    fn lock(&mut self) -> Result<PortableLock> {
+        let key = match self.array()? {
+            [1] => PortableKey::One(i64::from_le_bytes(self.array()?)),
+            [2] => {
+                let (first, second) = (self.array()?, self.array()?);
+                PortableKey::Two(i32::from_le_bytes(first), i32::from_le_bytes(second))
+            }
+            [_] => return Err(damaged()),
+        };
+        Ok(PortableLock { key, is_exclusive: self.is_set()?, count: u32::from_le_bytes(self.array()?) })
+    }
+
     fn settings(&mut self) -> Result<PortableSettings> {
         Ok(PortableSettings { values: self.pairs()?, defaults: self.pairs()?, custom: self.pairs()? })
     }
@@ -867,6 +879,7 @@ mod tests {
                         session: None,
                     },
                 ],
+                locks: vec![PortableLock { key: PortableKey::Two(i32::MIN, 0), is_exclusive: true, count: 1 }],
             }),
             cursors: vec![cursor()],
             tls: Some(PortableTls {
@@ -910,13 +923,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        // An earlier release reads a transaction without cursors, portals and settings, and loses one with them.
+        // An earlier release reads a transaction without cursors, portals, settings and advisory locks, and loses one with them.
         let with = |change: &dyn Fn(&mut PortableTransaction)| {
             let mut session = session();
             session.transaction.iter_mut().for_each(change);
             session
         };
-        for without in 0..8_u8 {
+        for without in 0..16_u8 {
             let session = with(&|transaction| {
                 if without & 1 != 0 {
                     transaction.cursors.clear();
@@ -926,6 +939,9 @@ mod tests {
                 }
                 if without & 4 != 0 {
                     transaction.settings.clear();
+                }
+                if without & 8 != 0 {
+                    transaction.locks.clear();
                 }
             });
             assert_eq!(PortableSession::from_bytes(&session.to_bytes()).unwrap(), session);

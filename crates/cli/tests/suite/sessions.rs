@@ -377,7 +377,8 @@ async fn transactions_with_more_than_rows_are_lost_and_their_clients_told() {
     let portal = transaction.bind(many, &[]).await.unwrap();
     assert_eq!(transaction.query_portal(&portal, 1).await.unwrap().len(), 1);
     let sleeping = begin("SELECT 1").await;
-    let (waiting, blocking) = (begin("SELECT 1").await, begin("BEGIN; SELECT pg_advisory_xact_lock(5)").await);
+    let (waiting, blocking) =
+        (begin("SELECT 1").await, begin("BEGIN; SELECT pg_advisory_xact_lock(5), pg_current_xact_id()").await);
     let sleep = async {
         let (slept, waited) = tokio::join!(
             sleeping.batch_execute("SELECT pg_sleep(3600)"),
@@ -455,7 +456,8 @@ async fn settings_of_open_transactions_go_over() {
         ],
         // Nothing else was done in it.
         &["BEGIN; SET LOCAL work_mem = '12MB'; SET TIME ZONE 'Asia/Tokyo'", "SET application_name = 'third'", "COMMIT", "RESET ALL"],
-        &["BEGIN; RESET work_mem; UPDATE accounts SET balance = 0 WHERE id = 2; SAVEPOINT s", "SET LOCAL app.tenant = ''", "ROLLBACK"],
+        &["BEGIN; RESET work_mem; UPDATE accounts SET balance = 0 WHERE id = 2; SAVEPOINT s; SELECT pg_advisory_xact_lock($own);
+         SELECT pg_advisory_xact_lock($own); SELECT pg_advisory_xact_lock_shared(1, 2)", "SET LOCAL app.tenant = ''", "ROLLBACK"],
     ];
     let mut clients = Vec::new();
     for _ in transactions {
@@ -470,7 +472,7 @@ async fn settings_of_open_transactions_go_over() {
         client.batch_execute(first).await.unwrap();
         let mut shown = Vec::new();
         for part in transaction {
-            client.batch_execute(part).await.unwrap();
+            client.batch_execute(&part.replace("$own", "8")).await.unwrap();
             shown.push(one(&client, SHOWN).await);
         }
         expected.push(shown);
@@ -481,7 +483,7 @@ async fn settings_of_open_transactions_go_over() {
     for part in 0..5 {
         for (number, transaction) in transactions.iter().enumerate() {
             if let Some(statements) = transaction.get(part) {
-                clients[number].batch_execute(statements).await.unwrap();
+                clients[number].batch_execute(&statements.replace("$own", "9")).await.unwrap();
                 assert_eq!(one(&clients[number], SHOWN).await, expected[number][part], "{statements}");
             }
         }
@@ -496,6 +498,9 @@ async fn settings_of_open_transactions_go_over() {
                 transaction[last]
             );
         }
+        // Those locks that end with a transaction, too.
+        let to_be_had = "SELECT concat_ws(' ', pg_try_advisory_xact_lock(9), pg_try_advisory_xact_lock_shared(1, 2), pg_try_advisory_xact_lock(1, 2))";
+        assert_eq!(one(&client, to_be_had).await, if part < 2 { "f t f" } else { "t t t" });
         until(&client, STREAMING, "1").await;
     }
     assert_eq!(one(&client, "SELECT balance FROM accounts WHERE id = 1").await, "1");

@@ -115,13 +115,44 @@ impl Session {
             tracing::warn!("a transaction cannot go over to another host: {error}");
             None
         })?;
-        Some(PortableTransaction { cursors, ..transaction })
+        Some(PortableTransaction { cursors, locks: self.portable_locks(true), ..transaction })
+    }
+
+    /// Advisory locks: of the transaction, or of the session beyond it.
+    fn portable_locks(&self, of_transaction: bool) -> Vec<PortableLock> {
+        let held = self.planner.advisory.held_by(self.shared.id, of_transaction);
+        let lock = |(key, mode, count)| PortableLock {
+            key: match key {
+                Key::One(key) => PortableKey::One(key),
+                Key::Two(first, second) => PortableKey::Two(first, second),
+            },
+            is_exclusive: mode == Mode::Exclusive,
+            count,
+        };
+        held.into_iter().map(lock).collect()
+    }
+
+    /// Takes advisory locks that the session had at another process. 55P03 where another session has one.
+    pub(super) fn take_locks_again(&self, locks: &[PortableLock], of_transaction: bool) -> Result<()> {
+        for lock in locks {
+            let key = match lock.key {
+                PortableKey::One(key) => Key::One(key),
+                PortableKey::Two(first, second) => Key::Two(first, second),
+            };
+            let mode = if lock.is_exclusive { Mode::Exclusive } else { Mode::Shared };
+            for _ in 0..lock.count {
+                if !self.planner.advisory.try_lock(self.shared.id, key, mode, of_transaction)? {
+                    let message = "another session of this server holds an advisory lock of a session that goes over";
+                    return Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, message));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether what was done in the block can be done again by another process.
     pub fn transaction_goes_over(&self) -> bool {
-        let has_own = self.has_unsettled_cursors() || self.planner.advisory.holds_in_transaction(self.shared.id);
-        self.block.as_ref().is_some_and(Block::is_explicit_and_whole) && !has_own
+        self.block.as_ref().is_some_and(Block::is_explicit_and_whole) && !self.has_unsettled_cursors()
     }
 
     /// As `to_portable`, as it is once the transaction that it is in is committed. `None` also where that has settings or temporary tables of its own, of which some
@@ -153,14 +184,6 @@ impl Session {
             types: prepared.types.clone(),
         };
         let (sequences, latest) = self.sequences.lock().to_portable(&state.catalog);
-        let lock = |(key, mode, count)| PortableLock {
-            key: match key {
-                Key::One(key) => PortableKey::One(key),
-                Key::Two(first, second) => PortableKey::Two(first, second),
-            },
-            is_exclusive: mode == Mode::Exclusive,
-            count,
-        };
         Some(PortableSession {
             user: shared.user.clone(),
             role: shared.role.0,
@@ -173,7 +196,7 @@ impl Session {
             prepared: self.prepared.iter().map(prepared).collect(),
             sequences,
             latest_sequence: latest.map(|id| id.0),
-            locks: self.planner.advisory.held_by(shared.id).into_iter().map(lock).collect(),
+            locks: self.portable_locks(false),
             block,
             cursors,
             ..PortableSession::default()
@@ -195,19 +218,7 @@ impl Planner {
             self.begin_session(Some(portable.id), |id| Session::with(self.clone(), id, user, start, settings));
         session.settings_reported = told;
         session.set_account(account);
-        for lock in &portable.locks {
-            let key = match lock.key {
-                PortableKey::One(key) => Key::One(key),
-                PortableKey::Two(first, second) => Key::Two(first, second),
-            };
-            let mode = if lock.is_exclusive { Mode::Exclusive } else { Mode::Shared };
-            for _ in 0..lock.count {
-                if !self.advisory.try_lock(session.id(), key, mode, false)? {
-                    let message = "another session of this server holds an advisory lock of a session that goes over";
-                    return Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, message));
-                }
-            }
-        }
+        session.take_locks_again(&portable.locks, false)?;
         for prepared in &portable.prepared {
             let mut statements =
                 statement::parse(&prepared.text)?.into_iter().filter(|statement| !statement.is_empty());

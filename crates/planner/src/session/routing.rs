@@ -203,7 +203,7 @@ impl Session {
     pub fn is_tied(&self) -> bool {
         self.temporary.is_used()
             || !self.cursors.is_empty()
-            || !self.planner.advisory.held_by(self.shared.id).is_empty()
+            || !self.planner.advisory.held_by(self.shared.id, false).is_empty()
     }
 
     /// The session is another host's, and here as long as it reads.

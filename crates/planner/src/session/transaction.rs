@@ -222,6 +222,7 @@ impl Session {
                 savepoints.push(Savepoint::of_other_process(name, state, settings, read_only, self.next_cursor));
             }
             open_those_before(self, usize::MAX)?;
+            self.take_locks_again(&portable.locks, true)?;
             let (now, session) = settings_at(portable.savepoints.len())?;
             self.hold_settings(&now)?;
             self.settings = now;
@@ -238,7 +239,10 @@ impl Session {
                 block.slot.lock().take().into_iter().for_each(Transaction::rollback);
             }
         }
-        opened.inspect_err(|_| self.cursors.retain(|_, cursor| cursor.place.is_held))
+        opened.inspect_err(|_| {
+            self.cursors.retain(|_, cursor| cursor.place.is_held);
+            self.planner.advisory.end_transaction(self.shared.id);
+        })
     }
 
     /// The transaction block that the client is in, as another process goes on with it. `is_untouched`: nothing was done in it.
