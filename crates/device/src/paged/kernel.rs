@@ -101,7 +101,7 @@ const _: () = assert!(size_of::<Message>() == 32);
 
 /// A fault that waits for its resolution.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     pub address: usize,
     pub write: bool,
 }
@@ -110,7 +110,7 @@ pub(super) struct Fault {
 const MEMORY_TRIES: u32 = 5_000;
 
 #[derive(Debug)]
-pub(super) struct Userfault(OwnedFd);
+pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
     /// 42501 where the process may not, 0A000 where the kernel cannot.

@@ -24,8 +24,8 @@ mod backing;
 mod kernel;
 mod link;
 mod signal;
-mod space;
-mod storage;
+pub(crate) mod space;
+pub(crate) mod storage;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -35,6 +35,7 @@ pub use kernel::Handling;
 pub use table::{OWNERS_MAX, Places};
 
 use crate::links::monotonic_ns as now_ns;
+use crate::remote::{self, Absence, Keeper, NodeCounters, NodeSettings, NodeStore, Tenant};
 use crate::{Location, PAGE_BYTES, Profile};
 use backing::Backing;
 use kernel::Userfault;
@@ -140,7 +141,8 @@ impl Mechanism {
         let pages = 2 * FAULTS_MEASURED;
         let cache = pages / 2;
         let len = pages * PAGE_BYTES;
-        let paged = Paged::new(&Location::Anon, len, len, cache, None, handling, Mechanism::NONE)?;
+        let far = Far { remote: &Location::Anon, profile: None, node: None };
+        let paged = Paged::new(far, len, len, cache, handling, Mechanism::NONE)?;
         let page = |index: usize| paged.base().as_ptr().wrapping_add(index * PAGE_BYTES);
         for index in 0..pages {
             // SAFETY: a page of the window, which nobody else knows of.
@@ -186,10 +188,20 @@ pub fn available() -> Result<(Handling, Mechanism)> {
     }
 }
 
+/// Where pages are that are not in the cache.
+struct Far<'a> {
+    /// Memory that stands for the remote node's, or has the frames of one.
+    remote: &'a Location,
+    /// Of the network, where it is emulated.
+    profile: Option<&'a Profile>,
+    node: Option<(&'a NodeSettings, &'a Tenant, Absence)>,
+}
+
 /// Memory that is mapped and unmapped page by page. Unmapped on drop.
 #[derive(Debug)]
 pub struct Paged {
     // Dropped in this order: from then on no fault is resolved.
+    _keeper: Option<Keeper>,
     _threads: Option<HandlerThreads>,
     _registration: signal::Registration,
     backing: Backing,
@@ -224,7 +236,28 @@ impl Paged {
         let len = page_bytes(size);
         let most = page_bytes(most.min(BYTES_MAX)).max(len);
         let (handling, mechanism) = available()?;
-        Paged::new(remote, len, most, cache as usize / PAGE_BYTES, profile, handling, mechanism)
+        let far = Far { remote, profile, node: None };
+        Paged::new(far, len, most, cache as usize / PAGE_BYTES, handling, mechanism)
+    }
+
+    /// As `open`, with the pages of a memory node, over the real network. Once this has returned, the node may come and
+    /// go.
+    pub fn open_at_node(
+        node: &NodeSettings,
+        tenant: &Tenant,
+        absence: Absence,
+        size: u64,
+        most: u64,
+        cache: u64,
+    ) -> Result<Paged> {
+        Paged::check_sizes(size, cache)?;
+        remote::check_size(size)?;
+        let len = page_bytes(size);
+        let most = page_bytes(most.min(BYTES_MAX)).max(len);
+        let (handling, mechanism) = available()?;
+        // Frames are this machine's own memory.
+        let far = Far { remote: &Location::Anon, profile: None, node: Some((node, tenant, absence)) };
+        Paged::new(far, len, most, cache as usize / PAGE_BYTES, handling, mechanism)
     }
 
     /// Whether there can be paged memory of `size` bytes with a cache of `cache`; 22023 if not.
@@ -250,22 +283,27 @@ impl Paged {
     }
 
     fn new(
-        remote: &Location,
+        far: Far<'_>,
         len: usize,
         most: usize,
         cache_pages: usize,
-        profile: Option<&Profile>,
         handling: Handling,
         mechanism: Mechanism,
     ) -> Result<Paged> {
+        let Far { remote, profile, node } = far;
         let userfault = Userfault::open(handling)?;
         let backing = Backing::new(remote, len, most, &userfault)?;
         let (start, reserved) = (backing.base().as_ptr().expose_provenance(), backing.reserved());
         let no_memory = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory for the books of paged memory");
         let pages = (reserved as u64).min(BYTES_MAX) / PAGE_BYTES as u64;
+        let copy = backing.copy().as_ptr().expose_provenance();
+        let store = node
+            .map(|(node, tenant, absence)| NodeStore::open(node, tenant, len, pages as u32, copy, absence))
+            .transpose()?;
         let space = Space {
             window: start,
-            copy: backing.copy().as_ptr().expose_provenance(),
+            copy,
+            store,
             userfault,
             process: process_for_advice(backing.base()),
             handling,
@@ -284,7 +322,8 @@ impl Paged {
             Handling::FaultingThread => None,
             Handling::HandlerThreads => Some(HandlerThreads::start(&space)?),
         };
-        Ok(Paged { _threads: threads, _registration: registration, backing, space })
+        let keeper = space.store.is_some().then(|| Keeper::start(&space)).transpose()?;
+        Ok(Paged { _keeper: keeper, _threads: threads, _registration: registration, backing, space })
     }
 
     pub fn base(&self) -> NonNull<u8> {
@@ -310,7 +349,11 @@ impl Paged {
     /// # Panics
     /// When that is less than it has, or more than it has addresses for.
     pub fn grow(&self, len: usize) -> Result<()> {
-        self.backing.grow(page_bytes(len as u64), &self.space.userfault)
+        let len = page_bytes(len as u64);
+        match &self.space.store {
+            Some(store) => store.grow(len, || self.backing.grow(len, &self.space.userfault)),
+            None => self.backing.grow(len, &self.space.userfault),
+        }
     }
 
     /// Cuts it off after `len` bytes, rounded up to whole pages: memory and addresses behind are the system's again. A cache
@@ -329,7 +372,8 @@ impl Paged {
         if self.cache_bytes() > len as u64 {
             self.set_cache_bytes(len as u64);
         }
-        unmapped
+        let given = self.space.store.as_ref().map_or(Ok(()), |store| store.shrink(len));
+        unmapped.and(given)
     }
 
     /// Empties the whole pages inside of `range` (byte offsets), which nobody uses: they read as zeroes afterwards.
@@ -377,7 +421,16 @@ impl Paged {
 
     /// What this machine holds for all of it: mapped pages, and copies, which a page may have beside being mapped.
     pub fn resident_bytes(&self) -> u64 {
-        bytes(self.space.table.active()) + self.space.table.stored() * PAGE_BYTES as u64
+        let copies = match &self.space.store {
+            Some(store) => store.frames.bytes(),
+            None => self.space.table.stored() * PAGE_BYTES as u64,
+        };
+        bytes(self.space.table.active()) + copies
+    }
+
+    /// How it is with the memory node, if there is one.
+    pub fn node(&self) -> Option<NodeCounters> {
+        self.space.store.as_ref().map(NodeStore::counters)
     }
 
     pub fn mechanism(&self) -> Mechanism {

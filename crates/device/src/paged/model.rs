@@ -349,7 +349,7 @@ mod sequences {
                 .map(|number| {
                     let machine = machine.clone();
                     thread::spawn(move || {
-                        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15 + u64::from(number) + 1);
+                        let mut random = Random(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15) + u64::from(number) + 1);
                         let mut shared = vec![0u64; SHARED as usize];
                         let mut own = vec![0u64; OWN as usize];
                         let first = SHARED + number * OWN;

@@ -13,16 +13,20 @@ const MAPPED_BYTES_MIN: usize = 64 << 10;
 /// # Safety
 /// Zeroed memory is a valid value of the type, and the type needs no drop.
 #[cfg(not(all(test, loom)))]
-pub(super) unsafe trait Zeroable {}
+pub(crate) unsafe trait Zeroable {}
 
 #[cfg(not(all(test, loom)))]
 // SAFETY: an integer.
 unsafe impl Zeroable for std::sync::atomic::AtomicU32 {}
 
+#[cfg(not(all(test, loom)))]
+// SAFETY: an integer.
+unsafe impl Zeroable for std::sync::atomic::AtomicU64 {}
+
 /// An array of zeroes of fixed length. What is never touched of it takes no memory.
 #[cfg(not(all(test, loom)))]
 #[derive(Debug)]
-pub(super) struct Slots<T: Zeroable> {
+pub(crate) struct Slots<T: Zeroable> {
     base: NonNull<T>,
     len: usize,
 }
@@ -88,12 +92,27 @@ impl<T: Zeroable> Drop for Slots<T> {
 /// loom's atomics are no plain memory.
 #[cfg(all(test, loom))]
 #[derive(Debug)]
-pub(super) struct Slots<T>(Box<[T]>);
+pub(crate) struct Slots<T>(Box<[T]>);
 
 #[cfg(all(test, loom))]
 impl Slots<loom::sync::atomic::AtomicU32> {
     pub fn zeroed(len: usize) -> Option<Self> {
         Some(Slots((0..len).map(|_| loom::sync::atomic::AtomicU32::new(0)).collect()))
+    }
+}
+
+/// Of what no model is made: plain memory there, too.
+#[cfg(all(test, loom))]
+impl Slots<std::sync::atomic::AtomicU32> {
+    pub fn zeroed(len: usize) -> Option<Self> {
+        Some(Slots((0..len).map(|_| std::sync::atomic::AtomicU32::new(0)).collect()))
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Slots<std::sync::atomic::AtomicU64> {
+    pub fn zeroed(len: usize) -> Option<Self> {
+        Some(Slots((0..len).map(|_| std::sync::atomic::AtomicU64::new(0)).collect()))
     }
 }
 
@@ -108,7 +127,7 @@ impl<T> Deref for Slots<T> {
 
 /// A value in memory of the system's allocator.
 #[derive(Debug)]
-pub(super) struct SystemBox<T>(NonNull<T>);
+pub(crate) struct SystemBox<T>(NonNull<T>);
 
 // SAFETY: owns its value, as a box does.
 unsafe impl<T: Send> Send for SystemBox<T> {}

@@ -59,6 +59,12 @@ pub const OWNERS_MAX: usize = 8;
 /// Pages that are unmapped together, so that processors drop their translations once for all of them.
 pub(super) const BATCH_MAX: usize = 32;
 
+/// Pages that go to the remote node together.
+pub(crate) const SENT_MAX: usize = 16;
+
+/// How far from the end of the inactive list pages are looked for that could go along with one.
+const SENT_SCANNED: usize = 64;
+
 const PLACE: u32 = 0b11;
 const EMPTY: u32 = 0;
 const REMOTE: u32 = 1;
@@ -91,7 +97,21 @@ fn owner(state: u32) -> usize {
 
 /// What the table does to memory, and how it waits. Nothing here may fail, allocate, or touch a page of the window that
 /// is not mapped.
-pub(super) trait Memory {
+pub(crate) trait Memory {
+    /// Whether a page's copy stays when the page is mapped. If not, each page with content is copied out before it is
+    /// unmapped, whether it was written or not.
+    fn keeps_copies(&self) -> bool {
+        true
+    }
+    /// How many modified pages it is as well to send together.
+    fn sends_at_once(&self) -> usize {
+        1
+    }
+    /// Has the remote node take the copies of these locked, inactive pages, which were modified.
+    fn send(&self, _pages: &[u32]) {}
+    /// A locked page has left the cache: its copy is the remote node's alone.
+    fn left(&self, _page: u32) {}
+
     /// Maps a page with the content of its copy, or with zeroes; write-protected unless `writable`, in one step.
     fn map(&self, page: u32, stored: bool, writable: bool);
     /// Lets a mapped page be written.
@@ -110,7 +130,7 @@ pub(super) trait Memory {
 
 /// What a thread that faulted was about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Touch {
+pub(crate) enum Touch {
     Read,
     Write,
     /// The processor did not say.
@@ -119,7 +139,7 @@ pub(super) enum Touch {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resolution {
+pub(crate) enum Resolution {
     /// Another thread had been here.
     Already,
     /// First write to a page that was read before.
@@ -133,7 +153,7 @@ pub(super) enum Resolution {
 
 /// What one fault took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     pub resolution: Resolution,
     pub evicted: u32,
     /// Of those, pages that were modified.
@@ -166,7 +186,7 @@ impl List {
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     states: Slots<AtomicU32>,
     /// Towards the tail.
     next: Slots<AtomicU32>,
@@ -326,7 +346,10 @@ impl Table {
         // Locked by `take_from_tail`, so nobody changes it.
         let state = self.states[page as usize].load(Ordering::Relaxed);
         outcome.evicted += 1;
-        outcome.written_back += u32::from(state & MODIFIED != 0);
+        if state & MODIFIED != 0 {
+            outcome.written_back += self.send(page, memory);
+        }
+        memory.left(page);
         let place = if state & STORED != 0 { REMOTE } else { EMPTY };
         self.local[owner(state)].fetch_sub(1, Ordering::Relaxed);
         if place == REMOTE {
@@ -335,6 +358,78 @@ impl Table {
         self.unlock(page, with_place(state, place) & !MODIFIED);
         self.resident.fetch_sub(1, Ordering::Relaxed);
         true
+    }
+
+    /// Has the remote node take a locked, modified page that was just taken from the inactive list. Others near the list's
+    /// end go along, if that is as well, and stay where they are. Returns how many went.
+    fn send(&self, page: u32, memory: &impl Memory) -> u32 {
+        let mut pages = [0; SENT_MAX];
+        pages[0] = page;
+        let most = memory.sends_at_once().clamp(1, SENT_MAX);
+        let mut count = 1;
+        if most > 1 {
+            self.with_lists(memory, |table| {
+                let mut link = table.inactive.tail.load(Ordering::Relaxed);
+                for _ in 0..SENT_SCANNED {
+                    if count == most || link == 0 {
+                        break;
+                    }
+                    let other = link - 1;
+                    link = table.prev[link as usize].load(Ordering::Relaxed);
+                    let is_modified = |page: u32| table.states[page as usize].load(Ordering::Relaxed) & MODIFIED != 0;
+                    if is_modified(other) && table.try_lock(other) {
+                        if is_modified(other) {
+                            pages[count] = other;
+                            count += 1;
+                        } else {
+                            let state = table.states[other as usize].load(Ordering::Relaxed);
+                            table.unlock(other, state);
+                        }
+                    }
+                }
+            });
+        }
+        memory.send(&pages[..count]);
+        // They are in their list still: nobody takes a locked page out of one.
+        for other in &pages[1..count] {
+            let state = self.states[*other as usize].load(Ordering::Relaxed);
+            self.unlock(*other, state & !MODIFIED);
+        }
+        count as u32
+    }
+
+    /// Locks some of the pages of `run` that are at the remote node only, and of which `wanted` says so: the first ones
+    /// that nobody has locked, as many as go together. Hands them to `with`, if there are any, and unlocks them. Returns
+    /// where the next ones may be.
+    pub fn visit_remote(
+        &self,
+        run: Range<u32>,
+        wanted: impl Fn(u32) -> bool,
+        memory: &impl Memory,
+        with: impl FnOnce(&[u32]),
+    ) -> u32 {
+        let mut pages = [0; SENT_MAX];
+        let most = memory.sends_at_once().clamp(1, SENT_MAX);
+        let (mut count, mut page) = (0, run.start);
+        while page < run.end && count < most {
+            let is_remote = |page: u32| place(self.states[page as usize].load(Ordering::Relaxed)) == REMOTE;
+            if is_remote(page) && wanted(page) && self.try_lock(page) {
+                if is_remote(page) && wanted(page) {
+                    pages[count] = page;
+                    count += 1;
+                } else {
+                    self.unlock(page, self.states[page as usize].load(Ordering::Relaxed));
+                }
+            }
+            page += 1;
+        }
+        if count > 0 {
+            with(&pages[..count]);
+        }
+        for page in &pages[..count] {
+            self.unlock(*page, self.states[*page as usize].load(Ordering::Relaxed));
+        }
+        page
     }
 
     /// Makes the oldest `count` active pages inactive. Returns how many there were.
@@ -352,6 +447,9 @@ impl Table {
             if is_writable(run.start) {
                 memory.protect(run.clone());
                 run.clone().for_each(|page| memory.copy_out(page));
+            } else if !memory.keeps_copies() {
+                let has_content = |page: &u32| self.states[*page as usize].load(Ordering::Relaxed) & STORED != 0;
+                run.clone().filter(has_content).for_each(|page| memory.copy_out(page));
             }
         }
         memory.unmap(runs_of(pages, &mut runs, |_, _| true));
