@@ -1,14 +1,14 @@
 //! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`, `node:ADDRESS,cache=SIZE`, or
 //! several of the first four.
 //!
-//! A memory node's address is `HOST:PORT` or `unix:PATH`. What follows it are `cache=SIZE` or `cache=SHARE%`, and
-//! `token=FILE` where the node was given one, in any order.
+//! A memory node's address is `HOST:PORT` or `unix:PATH`. What follows it are `cache=SIZE` or `cache=SHARE%`,
+//! `token=FILE` where the node was given one, and `policy=managed` or `policy=os`, in any order.
 //!
 //! Several are written as a list, each with its weight (one, if it is left out): `numa:0*3, numa:1*1`. A comma starts
 //! another location only where the name of a kind and a colon follow, so a path may hold commas; in a list, one that ends in
 //! `*` and digits, or holds a comma and such a name, is written in double quotes with its kind: `"file:/a*3"*1, anon:`.
 
-use crate::remote::{NodeAddress, NodeSettings};
+use crate::remote::{NodeAddress, NodeSettings, Policy};
 use crate::topology;
 use std::fmt;
 use std::path::PathBuf;
@@ -313,7 +313,7 @@ fn at_node(text: &str) -> std::result::Result<Location, String> {
         .unwrap_or_default()
         .parse::<NodeAddress>()
         .map_err(|error| error.detail().map_or_else(|| error.message().to_owned(), str::to_owned))?;
-    let (mut cache, mut token) = (None, None);
+    let (mut cache, mut token, mut policy) = (None, None, None);
     for part in parts {
         match part.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
             Some(("cache", _)) if cache.is_some() => return Err("The cache is given twice.".into()),
@@ -324,11 +324,16 @@ fn at_node(text: &str) -> std::result::Result<Location, String> {
             Some(("token", _)) if token.is_some() => return Err("The token is given twice.".into()),
             Some(("token", "")) => return Err("The token's file is missing.".into()),
             Some(("token", path)) => token = Some(PathBuf::from(path)),
-            _ => return Err(format!("\"{part}\" is neither cache=SIZE nor token=FILE.")),
+            Some(("policy", _)) if policy.is_some() => return Err("The policy is given twice.".into()),
+            Some(("policy", name)) => {
+                let named = [Policy::Managed, Policy::Os].into_iter().find(|policy| policy.name() == name);
+                policy = Some(named.ok_or("The policy is managed or os.")?);
+            }
+            _ => return Err(format!("\"{part}\" is none of cache=SIZE, policy=NAME and token=FILE.")),
         }
     }
     let cache = cache.ok_or("The size of the local cache is missing.")?;
-    Ok(Location::Node { node: NodeSettings { address, token }, cache })
+    Ok(Location::Node { node: NodeSettings { address, token, policy: policy.unwrap_or_default() }, cache })
 }
 
 impl fmt::Display for Location {
@@ -342,6 +347,9 @@ impl fmt::Display for Location {
             Location::Paged { cache, remote } => write!(f, "paged:{cache}:{remote}"),
             Location::Node { node, cache } => {
                 write!(f, "node:{},cache={cache}", node.address)?;
+                if node.policy != Policy::default() {
+                    write!(f, ",policy={}", node.policy.name())?;
+                }
                 match &node.token {
                     Some(token) => write!(f, ",token={}", token.display()),
                     None => Ok(()),
@@ -394,7 +402,11 @@ mod tests {
     #[test]
     fn a_node_has_an_address_and_a_cache() {
         let node = |address: &str, token: Option<&str>, cache| Location::Node {
-            node: NodeSettings { address: address.parse().unwrap(), token: token.map(PathBuf::from) },
+            node: NodeSettings {
+                address: address.parse().unwrap(),
+                token: token.map(PathBuf::from),
+                policy: if address.ends_with('5') { Policy::Os } else { Policy::Managed },
+            },
             cache,
         };
         for (text, shown, location) in [
@@ -409,7 +421,12 @@ mod tests {
                 node("[::1]:7777", Some("/etc/token"), CacheSize::Percent(10)),
             ),
             (
-                "node:unix:/run/node,cache=64MB",
+                "node:host:7775,policy=os,cache=1MB,token=/t",
+                "node:host:7775,cache=1MB,policy=os,token=/t",
+                node("host:7775", Some("/t"), CacheSize::Bytes(1 << 20)),
+            ),
+            (
+                "node:unix:/run/node,policy=managed,cache=64MB",
                 "node:unix:/run/node,cache=64MB",
                 node("unix:/run/node", None, CacheSize::Bytes(64 << 20)),
             ),
@@ -426,7 +443,12 @@ mod tests {
             ("node:host:7777,cache=0%", "The cache is no size: invalid share: \"0%\"."),
             ("node:host:7777,cache=1MB,cache=2MB", "The cache is given twice."),
             ("node:host:7777,cache=1MB,token=", "The token's file is missing."),
-            ("node:host:7777,cache=1MB,colour=red", "\"colour=red\" is neither cache=SIZE nor token=FILE."),
+            (
+                "node:host:7777,cache=1MB,colour=red",
+                "\"colour=red\" is none of cache=SIZE, policy=NAME and token=FILE.",
+            ),
+            ("node:host:7777,cache=1MB,policy=best", "The policy is managed or os."),
+            ("node:host:7777,cache=1MB,policy=os,policy=os", "The policy is given twice."),
         ] {
             let error = text.parse::<Location>().unwrap_err();
             assert_eq!((error.code(), error.detail()), (SqlState::INVALID_PARAMETER_VALUE, Some(detail)), "{text}");

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::SqlState;
-use tidepool_device::paged::{self, Paged};
-use tidepool_device::remote::{Absence, NodeAddress, NodeSettings, Tenant};
+use tidepool_device::paged::{self, AtNode, Paged};
+use tidepool_device::remote::{Absence, NodeAddress, NodeSettings, Policy, Tenant};
 use tidepool_device::{Location, PAGE_BYTES};
 use tidepool_node::{Arena, Process, Status, Stopper};
 
@@ -76,14 +76,28 @@ impl Place {
     }
 
     fn settings(&self) -> NodeSettings {
-        NodeSettings { address: NodeAddress::Unix(self.socket()), token: None }
+        NodeSettings { address: NodeAddress::Unix(self.socket()), token: None, policy: Policy::Os }
     }
 
     fn open(&self, bytes: u64) -> Paged {
         let tenant = Tenant::next_of(self.folder.path()).unwrap();
-        Paged::open_at_node(&self.settings(), &tenant, Absence::Refused, bytes, 2 * bytes, MIB).unwrap()
+        open_with(&self.settings(), &tenant, Absence::Refused, bytes, 2 * bytes, MIB).unwrap()
     }
 }
+
+fn open_with(
+    node: &NodeSettings,
+    tenant: &Tenant,
+    absence: Absence,
+    size: u64,
+    most: u64,
+    cache: u64,
+) -> tidepool_base::Result<Paged> {
+    Paged::open_at_node(AtNode { node, tenant, absence, protected: 1 << IMPORTANT }, size, most, cache)
+}
+
+/// The owner of pages that are small and important.
+const IMPORTANT: usize = 3;
 
 fn word(paged: &Paged, page: usize) -> *mut u64 {
     // The last word: a page that came in part would show.
@@ -151,6 +165,111 @@ fn pages_go_to_the_node_and_come_back() {
     assert_eq!(read(&paged, 0), 0);
     drop(paged);
     assert_eq!(node.status().free_bytes, 64 * MIB);
+}
+
+/// What is said to be read comes sixteen pages at a time, and drives out what came so before, not what is used.
+#[test]
+fn what_is_said_comes_together_and_what_is_important_stays() {
+    if !available() {
+        return;
+    }
+    let place = Place::new();
+    let node = place.node();
+    let tenant = Tenant::next_of(place.folder.path()).unwrap();
+    let settings = NodeSettings { policy: Policy::Managed, ..place.settings() };
+    let paged = open_with(&settings, &tenant, Absence::Refused, 16 * MIB, 16 * MIB, MIB).unwrap();
+    let pages = paged.len() / PAGE_BYTES;
+    (0..pages).for_each(|page| write(&paged, page, page as u64));
+    // A scan over 15 MB of them, through a cache of 1 MB; the first 64 pages are an index meanwhile, and touched.
+    paged.set_owner(0..64 * PAGE_BYTES, IMPORTANT);
+    (0..64).for_each(|page| assert_eq!(read(&paged, page), page as u64));
+    let (before, exchanges) = (paged.counters(), node.status().reads);
+    for round in 0..3 {
+        for page in 256..pages {
+            if page % 16 == 0 {
+                paged.bring(page * PAGE_BYTES..(page + 16) * PAGE_BYTES);
+            }
+            assert_eq!(read(&paged, page), page as u64, "round {round}");
+            if page % 100 == 0 {
+                assert_eq!(read(&paged, page / 100), page as u64 / 100);
+            }
+        }
+    }
+    let spent = paged.counters().since(&before);
+    let scanned = 3 * (pages - 256) as u64;
+    assert!(spent.brought > scanned * 9 / 10 && spent.fetched - spent.brought < scanned / 50, "{spent:?}");
+    assert!(node.status().reads - exchanges < scanned / 12, "{} reads", node.status().reads - exchanges);
+    let before = paged.counters();
+    (0..64).for_each(|page| assert_eq!(read(&paged, page), page as u64));
+    assert_eq!(paged.counters().since(&before).fetched, 0, "what is important had to go");
+
+    // Pages here and there, too; twice the same is asked for once; what is not there is passed over.
+    let (before, exchanges) = (paged.counters(), node.status().reads);
+    let offsets = || (0..64).map(|number| (1000 + (number % 32) * 37) * PAGE_BYTES + 17);
+    paged.bring_each(offsets().chain([usize::MAX]));
+    assert_eq!(paged.counters().since(&before).brought, 32);
+    assert_eq!(node.status().reads - exchanges, 2);
+    for offset in offsets() {
+        let page = offset / PAGE_BYTES;
+        assert_eq!(read(&paged, page), page as u64);
+    }
+    assert_eq!(paged.counters().since(&before).fetched, 32);
+    // Of what is larger than the cache, a part is brought.
+    paged.bring(0..paged.len());
+    assert!(paged.local_bytes() <= MIB);
+    // Without the policy nothing is.
+    let plain = place.open(8 * MIB);
+    plain.bring(0..8 * MIB as usize);
+    assert_eq!(plain.counters().brought, 0);
+}
+
+/// Hints from several threads, beside writes, at a node that comes and goes.
+#[test]
+fn hints_lose_no_write() {
+    if !available() {
+        return;
+    }
+    let place = Place::new();
+    let node = place.node();
+    let tenant = Tenant::next_of(place.folder.path()).unwrap();
+    let settings = NodeSettings { policy: Policy::Managed, ..place.settings() };
+    let paged = Arc::new(open_with(&settings, &tenant, Absence::Refused, 12 * MIB, 12 * MIB, MIB).unwrap());
+    let pages = paged.len() / PAGE_BYTES;
+    (0..pages).for_each(|page| write(&paged, page, 0));
+    let over = Arc::new(AtomicBool::new(false));
+    let hinting: Vec<_> = (0..2_usize)
+        .map(|thread| {
+            let (paged, over) = (paged.clone(), over.clone());
+            std::thread::spawn(move || {
+                let mut random = thread + 77;
+                while !over.load(Ordering::Relaxed) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let page = (random >> 33) % (pages - 64);
+                    if random & 1 << 20 == 0 {
+                        paged.bring(page * PAGE_BYTES..(page + 64) * PAGE_BYTES);
+                    } else {
+                        paged.bring_each((0..20).map(|number| (page + number * 3) * PAGE_BYTES));
+                    }
+                    if random & 7 << 21 == 0 {
+                        paged.set_owner(page * PAGE_BYTES..(page + 8) * PAGE_BYTES, random >> 40 & 7);
+                    }
+                }
+            })
+        })
+        .collect();
+    under_load(&paged, |go_on| {
+        go_on();
+        node.stop();
+        go_on();
+        let _node = place.node();
+        until("the node is used again", || paged.node().unwrap().is_up);
+        go_on();
+    });
+    over.store(true, Ordering::Relaxed);
+    for thread in hinting {
+        thread.join().unwrap();
+    }
+    assert!(paged.counters().brought > 1000);
 }
 
 /// Threads that write and read pages of their own, until told to end. Each checks all that it reads.
@@ -327,7 +446,7 @@ fn the_next_process_has_what_the_last_one_left_given_back_and_ends_it() {
     (0..pages).for_each(|page| write(&old, page, page as u64));
     // Two of one process share what the node has for the database.
     let tenant = Tenant::next_of(place.folder.path()).unwrap();
-    let open = |bytes| Paged::open_at_node(&place.settings(), &tenant, Absence::Refused, bytes, bytes, MIB).unwrap();
+    let open = |bytes| open_with(&place.settings(), &tenant, Absence::Refused, bytes, bytes, MIB).unwrap();
     let first = open(4 * MIB);
     write(&first, 7, 77);
     let second = open(2 * MIB);
@@ -350,7 +469,7 @@ fn a_node_may_come_later() {
     }
     let place = Place::new();
     let tenant = Tenant::next_of(place.folder.path()).unwrap();
-    let open = |bytes| Paged::open_at_node(&place.settings(), &tenant, Absence::Awaited, bytes, bytes, MIB).unwrap();
+    let open = |bytes| open_with(&place.settings(), &tenant, Absence::Awaited, bytes, bytes, MIB).unwrap();
     let paged = open(8 * MIB);
     let pages = paged.len() / PAGE_BYTES;
     (0..pages).for_each(|page| write(&paged, page, page as u64));
@@ -371,7 +490,7 @@ fn what_cannot_be_is_said_when_it_is_opened() {
     let place = Place::new();
     let tenant = Tenant::next_of(place.folder.path()).unwrap();
     let open = |settings: &NodeSettings, bytes, cache| {
-        Paged::open_at_node(settings, &tenant, Absence::Refused, bytes, bytes, cache).map(drop).unwrap_err()
+        open_with(settings, &tenant, Absence::Refused, bytes, bytes, cache).map(drop).unwrap_err()
     };
     let nobody = open(&place.settings(), 4 * MIB, MIB);
     assert_eq!(nobody.code(), SqlState::CONNECTION_FAILURE);

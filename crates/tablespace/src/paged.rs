@@ -3,13 +3,18 @@
 
 use crate::shape::{Reshape, Shape, Step, reserved_bytes};
 use crate::space::page_bytes;
-use crate::{Tablespace, TablespaceConfig};
+use crate::{Purpose, Tablespace, TablespaceConfig};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
-use tidepool_device::paged::Paged;
+use tidepool_device::paged::{AtNode, Paged};
 use tidepool_device::remote::{Absence, Tenant};
 use tidepool_device::{CacheSize, HUGE_PAGE_BYTES, Location, Mapping, PAGE_BYTES, Window};
+
+/// Purposes whose pages are few and touched by all statements, as owners of paged memory.
+fn small_and_important() -> u32 {
+    [Purpose::Delta, Purpose::Index, Purpose::Log, Purpose::Metadata].map(|purpose| 1 << purpose as u32).iter().sum()
+}
 
 /// A change of a paged tablespace, in bytes.
 #[derive(Debug)]
@@ -52,7 +57,8 @@ impl Tablespace {
         }
         let size = config.location.require_size(config.size_bytes)?;
         let most = reserved_bytes(size as usize, HUGE_PAGE_BYTES)? as u64;
-        let paged = Paged::open_at_node(node, tenant, absence, size, most, cache.bytes_of(size))?;
+        let at = AtNode { node, tenant, absence, protected: small_and_important() };
+        let paged = Paged::open_at_node(at, size, most, cache.bytes_of(size))?;
         Tablespace::over_paged(id, config, paged)
     }
 

@@ -35,7 +35,7 @@ pub use kernel::Handling;
 pub use table::{OWNERS_MAX, Places};
 
 use crate::links::monotonic_ns as now_ns;
-use crate::remote::{self, Absence, Keeper, NodeCounters, NodeSettings, NodeStore, Tenant};
+use crate::remote::{self, Absence, Keeper, NodeCounters, NodeSettings, NodeStore, Policy, Tenant};
 use crate::{Location, PAGE_BYTES, Profile};
 use backing::Backing;
 use kernel::Userfault;
@@ -47,7 +47,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use storage::SystemBox;
-use table::{Memory, Table};
+use table::{Memory, Replacement, SENT_MAX, Table};
 use threads::HandlerThreads;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 
@@ -59,6 +59,12 @@ pub const CACHE_BYTES_MIN: u64 = 1 << 20;
 
 /// Most that a thread's costs beyond the network's are credited: what unmapping a batch of pages takes.
 const CREDIT_NS_MAX: i64 = 200_000;
+
+/// How much of a managed cache pages of protected owners may take before they leave it as others do, percent.
+const PROTECTED_SHARE: u8 = 50;
+
+/// Bytes that are brought together around those that are named: one request's.
+const EXTENT_BYTES: usize = SENT_MAX * PAGE_BYTES;
 
 /// Waits of more tries than this let others run.
 const SPINS: u32 = 100;
@@ -73,6 +79,8 @@ pub struct PagingCounters {
     pub faults: u64,
     /// Pages that came over the network.
     pub fetched: u64,
+    /// Of those, pages that came before they were touched, because it was said that they would be.
+    pub brought: u64,
     /// Touched for the first time: nothing to fetch.
     pub zeroed: u64,
     /// Unmapped but still in the cache.
@@ -99,6 +107,7 @@ impl PagingCounters {
         PagingCounters {
             faults: self.faults - before.faults,
             fetched: self.fetched - before.fetched,
+            brought: self.brought - before.brought,
             zeroed: self.zeroed - before.zeroed,
             soft: self.soft - before.soft,
             unprotected: self.unprotected - before.unprotected,
@@ -194,7 +203,17 @@ struct Far<'a> {
     remote: &'a Location,
     /// Of the network, where it is emulated.
     profile: Option<&'a Profile>,
-    node: Option<(&'a NodeSettings, &'a Tenant, Absence)>,
+    node: Option<AtNode<'a>>,
+}
+
+/// Memory at a node: which one, who asks for it, and how it is used.
+#[derive(Clone, Copy, Debug)]
+pub struct AtNode<'a> {
+    pub node: &'a NodeSettings,
+    pub tenant: &'a Tenant,
+    pub absence: Absence,
+    /// Owners whose pages stay in a managed cache before others' do, a bit each ([`Paged::set_owner`]).
+    pub protected: u32,
 }
 
 /// Memory that is mapped and unmapped page by page. Unmapped on drop.
@@ -242,21 +261,14 @@ impl Paged {
 
     /// As `open`, with the pages of a memory node, over the real network. Once this has returned, the node may come and
     /// go.
-    pub fn open_at_node(
-        node: &NodeSettings,
-        tenant: &Tenant,
-        absence: Absence,
-        size: u64,
-        most: u64,
-        cache: u64,
-    ) -> Result<Paged> {
+    pub fn open_at_node(at: AtNode<'_>, size: u64, most: u64, cache: u64) -> Result<Paged> {
         Paged::check_sizes(size, cache)?;
         remote::check_size(size)?;
         let len = page_bytes(size);
         let most = page_bytes(most.min(BYTES_MAX)).max(len);
         let (handling, mechanism) = available()?;
         // Frames are this machine's own memory.
-        let far = Far { remote: &Location::Anon, profile: None, node: Some((node, tenant, absence)) };
+        let far = Far { remote: &Location::Anon, profile: None, node: Some(at) };
         Paged::new(far, len, most, cache as usize / PAGE_BYTES, handling, mechanism)
     }
 
@@ -291,15 +303,20 @@ impl Paged {
         mechanism: Mechanism,
     ) -> Result<Paged> {
         let Far { remote, profile, node } = far;
+        let replacement = match node {
+            Some(AtNode { node, protected, .. }) if node.policy == Policy::Managed => {
+                Replacement::Midpoint { protected, share: PROTECTED_SHARE }
+            }
+            _ => Replacement::SegmentedFifo,
+        };
         let userfault = Userfault::open(handling)?;
         let backing = Backing::new(remote, len, most, &userfault)?;
         let (start, reserved) = (backing.base().as_ptr().expose_provenance(), backing.reserved());
         let no_memory = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory for the books of paged memory");
         let pages = (reserved as u64).min(BYTES_MAX) / PAGE_BYTES as u64;
         let copy = backing.copy().as_ptr().expose_provenance();
-        let store = node
-            .map(|(node, tenant, absence)| NodeStore::open(node, tenant, len, pages as u32, copy, absence))
-            .transpose()?;
+        let store =
+            node.map(|at| NodeStore::open(at.node, at.tenant, len, pages as u32, copy, at.absence)).transpose()?;
         let space = Space {
             window: start,
             copy,
@@ -308,7 +325,7 @@ impl Paged {
             process: process_for_advice(backing.base()),
             handling,
             mechanism,
-            table: Table::new(pages as u32, cache_pages as u32).ok_or_else(no_memory)?,
+            table: Table::new(pages as u32, cache_pages as u32, replacement).ok_or_else(no_memory)?,
             link: profile.map(Link::new),
             counters: Counters::default(),
         };
@@ -383,6 +400,76 @@ impl Paged {
         }
     }
 
+    /// Whether it is worth to say which bytes will be read.
+    pub fn is_told(&self) -> bool {
+        self.space.table.is_told()
+    }
+
+    /// Brings the extents of 64 kB that `range` (byte offsets) lies in, as far as they are not in the cache, an extent at a
+    /// time: the range is about to be read from end to end. Of a range that would take much of the cache, the first part.
+    pub fn bring(&self, range: Range<usize>) {
+        if !self.is_told() {
+            return;
+        }
+        let most = (self.cache_bytes() as usize / 8).max(EXTENT_BYTES);
+        let start = range.start / EXTENT_BYTES * EXTENT_BYTES;
+        let end = range.end.next_multiple_of(EXTENT_BYTES).min(self.len()).min(start.saturating_add(most));
+        for extent in (start..end).step_by(EXTENT_BYTES) {
+            let pages = extent / PAGE_BYTES..(extent + EXTENT_BYTES).min(end) / PAGE_BYTES;
+            let mut wanted = [0; SENT_MAX];
+            let mut count = 0;
+            for page in pages.map(|page| page as u32).filter(|page| self.space.table.is_remote(*page)) {
+                wanted[count] = page;
+                count += 1;
+            }
+            // A page alone comes as well by a fault, if it is wanted at all.
+            if count > 1 && !self.bring_together(&wanted[..count]) {
+                return;
+            }
+        }
+    }
+
+    /// Brings the pages that hold these bytes (offsets): they are about to be read, wherever each is.
+    pub fn bring_each(&self, offsets: impl Iterator<Item = usize>) {
+        if !self.is_told() {
+            return;
+        }
+        let mut wanted = [0; SENT_MAX];
+        let mut count = 0;
+        for offset in offsets {
+            let page = (offset / PAGE_BYTES) as u32;
+            if offset < self.len() && self.space.table.is_remote(page) && !wanted[..count].contains(&page) {
+                wanted[count] = page;
+                count += 1;
+                if count == SENT_MAX {
+                    wanted.sort_unstable();
+                    if !self.bring_together(&wanted) {
+                        return;
+                    }
+                    count = 0;
+                }
+            }
+        }
+        if count > 1 {
+            wanted[..count].sort_unstable();
+            self.bring_together(&wanted[..count]);
+        }
+    }
+
+    /// False: there is no room for more at the moment.
+    fn bring_together(&self, pages: &[u32]) -> bool {
+        let waited_before_ns = remote::waited_ns();
+        let (brought, outcome) = self.space.table.bring(pages, &*self.space);
+        let counters = &self.space.counters;
+        let add = |counter: &AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        add(&counters.fetched, brought.into());
+        add(&counters.brought, brought.into());
+        add(&counters.evicted, outcome.evicted.into());
+        add(&counters.written_back, outcome.written_back.into());
+        add(&counters.waited_ns, remote::waited_ns() - waited_before_ns);
+        brought > 0
+    }
+
     /// Notes that the whole pages inside of `range` (byte offsets) are counted for `owner`, below [`OWNERS_MAX`].
     pub fn set_owner(&self, range: Range<usize>, owner: usize) {
         if let Some(pages) = self.pages(range) {
@@ -447,6 +534,7 @@ impl Paged {
         PagingCounters {
             faults: load(&counters.faults),
             fetched: load(&counters.fetched),
+            brought: load(&counters.brought),
             zeroed: load(&counters.zeroed),
             soft: load(&counters.soft),
             unprotected: load(&counters.unprotected),

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Counters {
     pub faults: AtomicU64,
     pub fetched: AtomicU64,
+    pub brought: AtomicU64,
     pub zeroed: AtomicU64,
     pub soft: AtomicU64,
     pub unprotected: AtomicU64,
@@ -188,6 +189,21 @@ impl Memory for Space {
         if let Some(store) = &self.store {
             store.frames.give(page);
         }
+    }
+
+    fn map_together(&self, pages: &[u32]) {
+        let Some(store) = &self.store else {
+            return pages.iter().for_each(|page| self.map(*page, true, false));
+        };
+        store.fetch(pages, |from| {
+            let mut start = 0;
+            while start < pages.len() {
+                let run = 1 + pages[start..].windows(2).take_while(|pair| pair[0] + 1 == pair[1]).count();
+                let from = from.wrapping_add(start * PAGE_BYTES);
+                self.userfault.copy_run(self.address(pages[start]), from, run, false);
+                start += run;
+            }
+        });
     }
 
     fn map(&self, page: u32, stored: bool, writable: bool) {

@@ -21,6 +21,12 @@
 //! back to the head of the active list without any network. A page leaves the cache at the end of the inactive list, which
 //! is kept at a quarter of the cache. As long as the cache has room, nothing is unmapped.
 //!
+//! Under [`Replacement::Midpoint`], which is for memory that has hints, mapped pages are in two lists, as in InnoDB: one that
+//! comes to the cache goes to the *old* one, and to the active one only when it is touched again after it was unmapped. Pages
+//! are unmapped from the old list while that is three eighths of the cache. So a scan drives out what scans brought.
+//! Pages of protected owners, which are small and touched by all, go to the active list instead of being unmapped, as long
+//! as they are no more than their share.
+//!
 //! # Locks
 //!
 //! Each page's state has a lock bit. Everything about a page, its mapping and its copy included, changes under its lock
@@ -65,6 +71,9 @@ pub(crate) const SENT_MAX: usize = 16;
 /// How far from the end of the inactive list pages are looked for that could go along with one.
 const SENT_SCANNED: usize = 64;
 
+/// How far from the end of a list protected pages are looked for.
+const KEPT_SCANNED: usize = 256;
+
 const PLACE: u32 = 0b11;
 const EMPTY: u32 = 0;
 const REMOTE: u32 = 1;
@@ -74,6 +83,7 @@ const LOCKED: u32 = 1 << 2;
 const WRITABLE: u32 = 1 << 3;
 const MODIFIED: u32 = 1 << 4;
 const STORED: u32 = 1 << 5;
+const OLD: u32 = 1 << 6;
 const OWNER_SHIFT: u32 = 8;
 const OWNER: u32 = (OWNERS_MAX as u32 - 1) << OWNER_SHIFT;
 
@@ -111,6 +121,10 @@ pub(crate) trait Memory {
     fn send(&self, _pages: &[u32]) {}
     /// A locked page has left the cache: its copy is the remote node's alone.
     fn left(&self, _page: u32) {}
+    /// Maps pages that only the remote node has, in ascending order and write-protected.
+    fn map_together(&self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.map(*page, true, false));
+    }
 
     /// Maps a page with the content of its copy, or with zeroes; write-protected unless `writable`, in one step.
     fn map(&self, page: u32, stored: bool, writable: bool);
@@ -126,6 +140,16 @@ pub(crate) trait Memory {
     fn discard(&self, run: Range<u32>);
     /// Somebody else has to go on first; `tries` counts how often that was so.
     fn pause(&self, tries: u32);
+}
+
+/// Which pages leave the cache first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replacement {
+    /// Those that came first and were not touched since they were unmapped.
+    SegmentedFifo,
+    /// Those that came and were not touched again; of `protected` owners, a bit each, none as long as they have no more than
+    /// `share` percent of the cache.
+    Midpoint { protected: u32, share: u8 },
 }
 
 /// What a thread that faulted was about to do.
@@ -195,7 +219,10 @@ pub(crate) struct Table {
     /// Guards links and lists, which are atomics only because that keeps them free of unsafe code.
     lists_locked: AtomicBool,
     active: List,
+    /// Mapped as well, and not touched again so far. Empty but under [`Replacement::Midpoint`].
+    old: List,
     inactive: List,
+    replacement: Replacement,
     /// Pages in the cache, and those on their way there.
     resident: AtomicU32,
     /// At most so many.
@@ -209,8 +236,10 @@ pub(crate) struct Table {
 
 impl Table {
     /// `None` when there is no memory for the books of `pages` pages. `capacity` is not zero.
-    pub fn new(pages: u32, capacity: u32) -> Option<Table> {
+    pub fn new(pages: u32, capacity: u32, replacement: Replacement) -> Option<Table> {
         Some(Table {
+            replacement,
+            old: List::new(),
             states: Slots::zeroed(pages as usize)?,
             next: Slots::zeroed(pages as usize + 1)?,
             prev: Slots::zeroed(pages as usize + 1)?,
@@ -236,7 +265,38 @@ impl Table {
 
     /// Pages in the cache that are mapped.
     pub fn active(&self) -> u32 {
-        self.active.len.load(Ordering::Relaxed)
+        self.active.len.load(Ordering::Relaxed) + self.old.len.load(Ordering::Relaxed)
+    }
+
+    /// The list that a page in this state is on.
+    fn list_of(&self, state: u32) -> &List {
+        match place(state) {
+            ACTIVE if state & OLD != 0 => &self.old,
+            ACTIVE => &self.active,
+            _ => &self.inactive,
+        }
+    }
+
+    /// Whether pages that come are old until they are touched again.
+    fn is_midpoint(&self) -> bool {
+        matches!(self.replacement, Replacement::Midpoint { .. })
+    }
+
+    /// Whether pages are brought before they are touched.
+    pub fn is_told(&self) -> bool {
+        self.is_midpoint()
+    }
+
+    /// Whether a page is to stay mapped because of whose it is.
+    fn is_protected(&self, state: u32) -> bool {
+        match self.replacement {
+            Replacement::SegmentedFifo => false,
+            Replacement::Midpoint { protected, share } => {
+                let owner = owner(state);
+                protected >> owner & 1 != 0
+                    && self.local[owner].load(Ordering::Relaxed) * 100 <= u64::from(self.capacity()) * u64::from(share)
+            }
+        }
     }
 
     /// Pages whose copy takes memory.
@@ -291,19 +351,83 @@ impl Table {
                 if before == REMOTE {
                     self.remote[owner(state)].fetch_sub(1, Ordering::Relaxed);
                 }
-                self.map_active(page, state, touch, memory);
+                let old = if self.is_midpoint() { OLD } else { 0 };
+                self.map_active(page, state | old, touch, memory);
             }
         }
         outcome
+    }
+
+    /// Brings pages that only the remote node has, as far as nobody else has them and there are frames for them at once. They
+    /// are in ascending order, and as many as go together at most. Returns how many came, and what left for them.
+    pub fn bring(&self, pages: &[u32], memory: &impl Memory) -> (u32, Outcome) {
+        let mut outcome = Outcome { resolution: Resolution::Fetched, evicted: 0, written_back: 0, demoted: 0 };
+        let mut taken = [0; SENT_MAX];
+        let mut count = 0;
+        for page in pages.iter().take(SENT_MAX) {
+            if !self.is_remote(*page) || !self.try_lock(*page) {
+                continue;
+            }
+            // A thread that waited for a frame here would hold pages while it did; and those who wait for one elsewhere
+            // hold one page each, of which there are fewer than frames.
+            if self.is_remote(*page) && self.try_take_frame(memory, &mut outcome) {
+                taken[count] = *page;
+                count += 1;
+            } else {
+                self.unlock(*page, self.states[*page as usize].load(Ordering::Relaxed));
+            }
+        }
+        let taken = &taken[..count];
+        if taken.is_empty() {
+            return (0, outcome);
+        }
+        memory.map_together(taken);
+        let old = if self.is_midpoint() { OLD } else { 0 };
+        let after = |page: &u32| with_place(self.states[*page as usize].load(Ordering::Relaxed), ACTIVE) | old;
+        self.with_lists(memory, |table| taken.iter().for_each(|page| table.push(table.list_of(after(page)), *page)));
+        for page in taken {
+            let owner = owner(after(page));
+            self.local[owner].fetch_add(1, Ordering::Relaxed);
+            self.remote[owner].fetch_sub(1, Ordering::Relaxed);
+            self.unlock(*page, after(page));
+        }
+        (count as u32, outcome)
+    }
+
+    /// Whether only the remote node has the page, as far as can be told without its lock.
+    pub fn is_remote(&self, page: u32) -> bool {
+        place(self.states[page as usize].load(Ordering::Relaxed)) == REMOTE
+    }
+
+    /// As `take_frame`, without waiting. False: there was none.
+    fn try_take_frame(&self, memory: &impl Memory, outcome: &mut Outcome) -> bool {
+        for _ in 0..8 {
+            let resident = self.resident();
+            if resident >= self.capacity() {
+                if !self.evict(memory, outcome) {
+                    return false;
+                }
+                continue;
+            }
+            if self.resident.compare_exchange(resident, resident + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                fence(Ordering::SeqCst);
+                if self.resident() <= self.capacity() {
+                    return true;
+                }
+                self.resident.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        false
     }
 
     /// Maps a locked page that has a frame, puts it at the head of the active list and unlocks it.
     fn map_active(&self, page: u32, state: u32, touch: Touch, memory: &impl Memory) {
         let writable = touch == Touch::Write;
         memory.map(page, state & STORED != 0, writable);
-        self.with_lists(memory, |table| table.push(&table.active, page));
+        let state = with_place(state, ACTIVE);
+        self.with_lists(memory, |table| table.push(table.list_of(state), page));
         let written = if writable { WRITABLE | MODIFIED } else { 0 };
-        self.unlock(page, with_place(state, ACTIVE) | written);
+        self.unlock(page, state | written);
     }
 
     /// Counts one page more as resident, after others have left if need be.
@@ -412,9 +536,8 @@ impl Table {
         let most = memory.sends_at_once().clamp(1, SENT_MAX);
         let (mut count, mut page) = (0, run.start);
         while page < run.end && count < most {
-            let is_remote = |page: u32| place(self.states[page as usize].load(Ordering::Relaxed)) == REMOTE;
-            if is_remote(page) && wanted(page) && self.try_lock(page) {
-                if is_remote(page) && wanted(page) {
+            if self.is_remote(page) && wanted(page) && self.try_lock(page) {
+                if self.is_remote(page) && wanted(page) {
                     pages[count] = page;
                     count += 1;
                 } else {
@@ -435,7 +558,7 @@ impl Table {
     /// Makes the oldest `count` active pages inactive. Returns how many there were.
     fn demote(&self, count: u32, memory: &impl Memory) -> u32 {
         let mut pages = [0; BATCH_MAX];
-        let pages = self.take_from_tail(&self.active, &mut pages[..count as usize], memory);
+        let pages = self.take_oldest(&mut pages[..count as usize], memory);
         if pages.is_empty() {
             return 0;
         }
@@ -456,7 +579,7 @@ impl Table {
         self.with_lists(memory, |table| pages.iter().for_each(|page| table.push(&table.inactive, *page)));
         for page in &*pages {
             let state = self.states[*page as usize].load(Ordering::Relaxed);
-            let mut after = with_place(state, INACTIVE) & !WRITABLE;
+            let mut after = with_place(state, INACTIVE) & !(WRITABLE | OLD);
             if state & WRITABLE != 0 && state & STORED == 0 {
                 after |= STORED;
                 self.stored.fetch_add(1, Ordering::Relaxed);
@@ -464,6 +587,49 @@ impl Table {
             self.unlock(*page, after);
         }
         pages.len() as u32
+    }
+
+    /// Takes mapped pages that are to be unmapped from their list, locked: as many as fit `into`, or fewer.
+    fn take_oldest<'a>(&self, into: &'a mut [u32], memory: &impl Memory) -> &'a mut [u32] {
+        if self.is_midpoint() {
+            self.keep_protected(into.len(), memory);
+        }
+        let old = self.old.len.load(Ordering::Relaxed);
+        let is_old_full = old * 8 >= self.capacity() * 3 || self.active.len.load(Ordering::Relaxed) == 0;
+        let (first, second) = if is_old_full { (&self.old, &self.active) } else { (&self.active, &self.old) };
+        let taken = self.take_from_tail(first, into, memory).len();
+        let taken = if taken > 0 { taken } else { self.take_from_tail(second, into, memory).len() };
+        &mut into[..taken]
+    }
+
+    /// Has protected pages at the end of each list of mapped pages go to the head of the active one, until `count` others are
+    /// there.
+    fn keep_protected(&self, count: usize, memory: &impl Memory) {
+        let state = |page: u32| self.states[page as usize].load(Ordering::Relaxed);
+        self.with_lists(memory, |table| {
+            for list in [&table.active, &table.old] {
+                let mut link = list.tail.load(Ordering::Relaxed);
+                let mut others = 0;
+                for _ in 0..KEPT_SCANNED {
+                    if link == 0 || others == count {
+                        break;
+                    }
+                    let page = link - 1;
+                    link = table.prev[link as usize].load(Ordering::Relaxed);
+                    if table.is_protected(state(page)) && table.try_lock(page) {
+                        if table.is_protected(state(page)) {
+                            table.remove(list, page);
+                            table.push(&table.active, page);
+                            table.unlock(page, state(page) & !OLD);
+                        } else {
+                            table.unlock(page, state(page));
+                        }
+                    } else {
+                        others += 1;
+                    }
+                }
+            }
+        });
     }
 
     /// Takes the oldest pages that are not locked from a list, locked: as many as fit `into`.
@@ -496,8 +662,7 @@ impl Table {
             for page in part.clone() {
                 let state = self.lock(page, memory);
                 if is_local(state) {
-                    let list = if place(state) == ACTIVE { &self.active } else { &self.inactive };
-                    self.with_lists(memory, |table| table.remove(list, page));
+                    self.with_lists(memory, |table| table.remove(table.list_of(state), page));
                     self.local[owner(state)].fetch_sub(1, Ordering::Relaxed);
                 } else if place(state) == REMOTE {
                     self.remote[owner(state)].fetch_sub(1, Ordering::Relaxed);

@@ -60,6 +60,26 @@ pub struct NodeSettings {
     pub address: NodeAddress,
     /// A file with the token that the node was given. `None`: a node of this machine that was given none.
     pub token: Option<PathBuf>,
+    pub policy: Policy,
+}
+
+/// How it is decided which pages are in the local cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// By what the database says that it is about to read, and by what is small and important.
+    #[default]
+    Managed,
+    /// As an operating system would: pages come when they are touched, one by one.
+    Os,
+}
+
+impl Policy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Managed => "managed",
+            Policy::Os => "os",
+        }
+    }
 }
 
 /// What to do about a node that cannot be reached when its memory is first wanted.
