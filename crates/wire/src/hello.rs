@@ -203,7 +203,7 @@ impl Hello {
 /// Sends a frame of request 0.
 pub(crate) fn send_alone(halves: &mut Halves, kind: Kind, flags: Flags, epoch: Epoch, body: &[u8]) -> Result<()> {
     let head = Head::of(kind, flags, RequestId::CONNECTION, epoch, &[body]).map_err(Fault::error)?.encode();
-    Ok(send_whole(&mut *halves.outgoing, &*halves.clock, &[&head, body]).map_err(Fault::error)?)
+    send_whole(&mut *halves.outgoing, &*halves.clock, &[&head, body]).map_err(Fault::error)
 }
 
 /// Refuses a peer that has not been let in.

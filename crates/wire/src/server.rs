@@ -583,7 +583,7 @@ impl Responder {
             answer => answer,
         };
         self.forget();
-        Ok(self.wire.send(self.number, &answer, true).map_err(Fault::error)?)
+        self.wire.send(self.number, &answer, true).map_err(Fault::error)
     }
 
     /// Gives the request's place back. Before its last frame goes: the peer counts as few as this side then, or more.
@@ -683,7 +683,7 @@ impl Responder {
         credit.used += asked;
         drop(credit);
         let number = self.task.batches.fetch_add(1, Ordering::Relaxed);
-        Ok(self.wire.send(self.number, &Answer::Batch { number, payload: bytes }, false).map_err(Fault::error)?)
+        self.wire.send(self.number, &Answer::Batch { number, payload: bytes }, false).map_err(Fault::error)
     }
 }
 

@@ -95,24 +95,36 @@ impl<T: Zeroable> Drop for Slots<T> {
 pub(crate) struct Slots<T>(Box<[T]>);
 
 #[cfg(all(test, loom))]
-impl Slots<loom::sync::atomic::AtomicU32> {
+impl<T: ModelZero> Slots<T> {
     pub fn zeroed(len: usize) -> Option<Self> {
-        Some(Slots((0..len).map(|_| loom::sync::atomic::AtomicU32::new(0)).collect()))
+        Some(Slots((0..len).map(|_| T::zero()).collect()))
     }
 }
 
-/// Of what no model is made: plain memory there, too.
+/// Zero, of what is modelled and of what is not.
 #[cfg(all(test, loom))]
-impl Slots<std::sync::atomic::AtomicU32> {
-    pub fn zeroed(len: usize) -> Option<Self> {
-        Some(Slots((0..len).map(|_| std::sync::atomic::AtomicU32::new(0)).collect()))
+pub(crate) trait ModelZero {
+    fn zero() -> Self;
+}
+
+#[cfg(all(test, loom))]
+impl ModelZero for loom::sync::atomic::AtomicU32 {
+    fn zero() -> Self {
+        Self::new(0)
     }
 }
 
 #[cfg(all(test, loom))]
-impl Slots<std::sync::atomic::AtomicU64> {
-    pub fn zeroed(len: usize) -> Option<Self> {
-        Some(Slots((0..len).map(|_| std::sync::atomic::AtomicU64::new(0)).collect()))
+impl ModelZero for std::sync::atomic::AtomicU32 {
+    fn zero() -> Self {
+        Self::new(0)
+    }
+}
+
+#[cfg(all(test, loom))]
+impl ModelZero for std::sync::atomic::AtomicU64 {
+    fn zero() -> Self {
+        Self::new(0)
     }
 }
 

@@ -591,23 +591,25 @@ impl Table {
 
     /// Takes mapped pages that are to be unmapped from their list, locked: as many as fit `into`, or fewer.
     fn take_oldest<'a>(&self, into: &'a mut [u32], memory: &impl Memory) -> &'a mut [u32] {
-        if self.is_midpoint() {
-            self.keep_protected(into.len(), memory);
-        }
-        let old = self.old.len.load(Ordering::Relaxed);
-        let is_old_full = old * 8 >= self.capacity() * 3 || self.active.len.load(Ordering::Relaxed) == 0;
-        let (first, second) = if is_old_full { (&self.old, &self.active) } else { (&self.active, &self.old) };
+        // Whether there are others than protected pages to be had, active and old.
+        let [active, old] = match self.is_midpoint() {
+            true => self.keep_protected(into.len(), memory).map(|others| others > 0),
+            false => [true, false],
+        };
+        let is_old_full = self.old.len.load(Ordering::Relaxed) * 8 >= self.capacity() * 3;
+        let (first, second) =
+            if old && (is_old_full || !active) { (&self.old, &self.active) } else { (&self.active, &self.old) };
         let taken = self.take_from_tail(first, into, memory).len();
         let taken = if taken > 0 { taken } else { self.take_from_tail(second, into, memory).len() };
         &mut into[..taken]
     }
 
     /// Has protected pages at the end of each list of mapped pages go to the head of the active one, until `count` others are
-    /// there.
-    fn keep_protected(&self, count: usize, memory: &impl Memory) {
+    /// there. Returns how many others there were in the active list, and in the old one.
+    fn keep_protected(&self, count: usize, memory: &impl Memory) -> [usize; 2] {
         let state = |page: u32| self.states[page as usize].load(Ordering::Relaxed);
         self.with_lists(memory, |table| {
-            for list in [&table.active, &table.old] {
+            [&table.active, &table.old].map(|list| {
                 let mut link = list.tail.load(Ordering::Relaxed);
                 let mut others = 0;
                 for _ in 0..KEPT_SCANNED {
@@ -628,8 +630,9 @@ impl Table {
                         others += 1;
                     }
                 }
-            }
-        });
+                others
+            })
+        })
     }
 
     /// Takes the oldest pages that are not locked from a list, locked: as many as fit `into`.
