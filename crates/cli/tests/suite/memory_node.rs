@@ -1,6 +1,7 @@
 //! Tablespaces at a memory node: two processes, of which either may be killed, stopped or started anew.
 
 use crate::cli::{Serving, serve, sql, text, tidepool, try_serve};
+use crate::documents::{root, statements};
 use crate::server::{PATIENCE, TestServer, code, connect};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -402,4 +403,46 @@ fn a_node_says_what_it_cannot_do() {
     first.signal(libc::SIGKILL);
     drop(first);
     assert!(NodeProcess::start(&listen, &[]).stop().contains("the memory node ends"));
+}
+
+/// The tutorial, word for word, but for addresses and the folder. Each block of SQL answers with the tables that follow it.
+#[test]
+fn memory_over_there_can_be_followed() {
+    if !available() {
+        return;
+    }
+    let page = std::fs::read_to_string(root().join("docs/tutorials/memory-over-there.md")).unwrap();
+    for command in [
+        "    tidepool memory-node --listen 127.0.0.1:7777 --memory 'anon:,size=256MB'\n",
+        "    tidepool memory node is ready: 127.0.0.1:7777\n",
+        "    pkill -9 -f \"tidepool memory-node\"\n",
+        "    tidepool serve\n",
+    ] {
+        assert!(page.contains(command), "{command}");
+    }
+    let place = Place::new();
+    let mut node = Some(place.node());
+    let server = serve(&place.data(), &[]);
+    let blocks = statements(&page);
+    assert_eq!(blocks.len(), 4);
+    for (number, block) in blocks.into_iter().enumerate() {
+        // The third block comes after the node was killed, and the fourth after it was started again.
+        match number {
+            2 => drop(node.take()),
+            3 => node = Some(place.node()),
+            _ => {}
+        }
+        let block_there = block.replace("127.0.0.1:7777", &place.listen());
+        let output = sql(&server.url, &["-f", "-"], &block_there);
+        assert!(output.status.success() && output.stderr.is_empty(), "{block}\n{}", text(&output.stderr));
+        // What the page shows of answers, until its next heading, is in what came.
+        let shown = page.split_once(block).unwrap().1.split("\n## ").next().unwrap();
+        for table in shown.split("\n```\n").skip(1).step_by(2).map(|rest| rest.split("```").next().unwrap()) {
+            for line in table.lines().filter(|line| !line.contains("-+-") && !line.starts_with("---")) {
+                let line = line.trim();
+                assert!(text(&output.stdout).contains(line), "{block}\nhas no {line}:\n{}", text(&output.stdout));
+            }
+        }
+    }
+    drop(node);
 }
