@@ -242,7 +242,10 @@ async fn a_node_that_comes_and_goes_costs_no_statement_and_no_commit() {
         node = place.node();
         is_up(true).await;
         go_on("back").await;
-        assert_eq!(scans.query_one("SELECT node_emptied FROM tidepool.paging", &[]).await.unwrap().get::<_, i64>(0), round + 1);
+        assert_eq!(
+            scans.query_one("SELECT node_emptied FROM tidepool.paging", &[]).await.unwrap().get::<_, i64>(0),
+            round + 1
+        );
     }
     // Stopped, it says nothing, and has its memory still when it goes on.
     node.signal(libc::SIGSTOP);
@@ -301,7 +304,10 @@ fn the_far_tier_is_at_a_node_and_statements_too() {
     let node = NodeProcess::start("127.0.0.1:0", &["--token-file", token.to_str().unwrap()]);
     let far = format!("node:{},cache=2MB,token={},size=64MB", node.address, token.display());
     let server = serve(&place.data(), &["--far", &far, "--temp-tablespaces", "far"]);
-    run(&server.url, &["CREATE TABLE big TABLESPACE far AS SELECT x AS a, x % 1000 AS b FROM generate_series(1, 300000) AS t(x)"]);
+    run(
+        &server.url,
+        &["CREATE TABLE big TABLESPACE far AS SELECT x AS a, x % 1000 AS b FROM generate_series(1, 300000) AS t(x)"],
+    );
     let joined = "SELECT count(*) || ' ' || sum(l.a + r.a) FROM big l JOIN big r ON l.a = r.a + 1";
     assert_eq!(value(&server.url, joined), "299999 90000000000");
     let sorted = "SELECT a FROM big ORDER BY b DESC, a OFFSET 150000 LIMIT 1";

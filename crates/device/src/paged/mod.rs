@@ -277,7 +277,7 @@ impl Paged {
         if cache < CACHE_BYTES_MIN {
             return Err(invalid(format!("a cache of {} is too small for paged memory", ByteSize(cache)))
                 .with_detail(format!("It takes {} at least.", ByteSize(CACHE_BYTES_MIN)))
-                .with_hint("Write a larger cache, as in paged:64MB:anon:."));
+                .with_hint("Write a larger cache, as in paged:64MB:anon: or node:HOST:PORT,cache=64MB."));
         }
         if cache > size {
             return Err(invalid(format!(
@@ -285,7 +285,7 @@ impl Paged {
                 ByteSize(cache),
                 ByteSize(size)
             ))
-            .with_hint("Write a share of it, as in paged:25%:anon:, or a larger size."));
+            .with_hint("Write a share of it, as in paged:25%:anon: or node:HOST:PORT,cache=25%, or a larger size."));
         }
         if size > BYTES_MAX {
             return Err(invalid(format!("paged memory of {} is too large", ByteSize(size)))

@@ -16,7 +16,7 @@ use tidepool_wire::Extent;
 const TICK: Duration = Duration::from_millis(20);
 
 /// Between tries to connect: at first, and at last.
-const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// How often a node that nobody asks anything is asked whether it is there.
 const PING: Duration = Duration::from_secs(5);
