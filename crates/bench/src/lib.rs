@@ -25,7 +25,7 @@ pub mod placement;
 pub mod pool;
 pub mod probe;
 pub mod progress;
-mod reach;
+pub mod reach;
 pub mod readers;
 pub mod report;
 pub mod result;
