@@ -30,8 +30,12 @@ struct TestNode {
 
 impl TestNode {
     fn start(socket: &Path, bytes: u64) -> TestNode {
+        TestNode::limited(socket, bytes, 100)
+    }
+
+    fn limited(socket: &Path, bytes: u64, connections: usize) -> TestNode {
         let arena = Arena::open(&Location::Anon, Some(bytes)).unwrap();
-        let process = Process::bind(arena, &NodeAddress::Unix(socket.to_owned()), None, 100).unwrap();
+        let process = Process::bind(arena, &NodeAddress::Unix(socket.to_owned()), None, connections).unwrap();
         let stopper = process.stopper();
         TestNode { stopper, thread: Some(std::thread::spawn(|| process.run().unwrap())) }
     }
@@ -506,6 +510,14 @@ fn what_cannot_be_is_said_when_it_is_opened() {
     std::fs::remove_file(&token).unwrap();
     let missing = open(&NodeSettings { token: Some(token), ..place.settings() }, 4 * MIB, MIB);
     assert_eq!(missing.code(), SqlState::UNDEFINED_FILE);
+    // Nor is there memory for one whose connections are too many.
+    let crowded = TestNode::limited(&place.folder.path().join("crowded"), 64 * MIB, 3);
+    let address = NodeAddress::Unix(place.folder.path().join("crowded"));
+    assert_eq!(
+        open(&NodeSettings { address, ..place.settings() }, 4 * MIB, MIB).code(),
+        SqlState::TOO_MANY_CONNECTIONS
+    );
+    until("what was registered is given back", || crowded.status().free_bytes == 64 * MIB);
     // Nothing of all that is left.
     assert_eq!(node.status().free_bytes, 64 * MIB);
     let open_to_all =

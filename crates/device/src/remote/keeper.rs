@@ -119,7 +119,6 @@ fn keep(space: &Space, ending: &AtomicBool) {
         }
         std::thread::sleep(TICK);
     }
-    store.leave();
 }
 
 /// Sends pages from `from` on which the node has not. Returns where to go on; zero: that was all.

@@ -280,6 +280,8 @@ impl NodeStore {
             connection.deregister(&control.owed)?;
             control.owed.clear();
         }
+        // From here on there is something to be given back, whatever comes of it.
+        control.connection = Some(connection.clone());
         self.register(&connection, &mut control.registered, len)?;
         let generation = self.generation.load(Ordering::SeqCst);
         for number in 0..self.lanes.len() {
@@ -302,7 +304,6 @@ impl NodeStore {
             }
             claim.set(Some(lanes::Line { connection, generation }));
         }
-        control.connection = Some(connection);
         self.is_up.store(true, Ordering::SeqCst);
         Ok(())
     }
@@ -511,10 +512,11 @@ impl NodeStore {
         }
     }
 
-    /// Gives all memory back: it is not used any more.
+    /// Gives all memory back: it is not used any more. Of a node that is away the next process does.
     fn leave(&self) {
         let control = self.control();
-        let (Some(connection), true) = (&control.connection, self.is_up.load(Ordering::SeqCst)) else { return };
+        let was_lost = self.counters.losses.load(Ordering::SeqCst) > 0 && !self.is_up.load(Ordering::SeqCst);
+        let (Some(connection), false) = (&control.connection, was_lost) else { return };
         let held = self.places[..control.registered / CHUNK_BYTES].iter();
         let places: Vec<Place> = held
             .filter_map(|place| place.load(Ordering::SeqCst).checked_sub(1).map(Place))
@@ -537,6 +539,12 @@ fn pause(tries: u32) {
     } else {
         // SAFETY: a system call without arguments.
         unsafe { libc::sched_yield() };
+    }
+}
+
+impl Drop for NodeStore {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
