@@ -348,7 +348,7 @@ pub fn run_reach(args: &BenchArgs) -> Result<ExitCode> {
     }
     add("node, asked", &mut Asked::new(&settings(Policy::Os), &tenant, bytes)?)?;
     for policy in [Policy::Os, Policy::Managed] {
-        let location = Location::Node { node: settings(policy), cache: CacheSize::Bytes(cache_bytes) };
+        let location = Location::Node { node: Box::new(settings(policy)), cache: CacheSize::Bytes(cache_bytes) };
         let name = format!("node, paged, policy={}", policy.name());
         add(&name, &mut Mapped::new(100 + policy as u16, location, None, &tenant, bytes)?)?;
     }

@@ -32,7 +32,7 @@ pub enum Location {
     /// remote node's: `Anon` or `Numa`.
     Paged { cache: CacheSize, remote: Box<Location> },
     /// Pages of a memory node, over the network, with a bounded local cache.
-    Node { node: NodeSettings, cache: CacheSize },
+    Node { node: Box<NodeSettings>, cache: CacheSize },
     /// Extents of the pool that the process is a host of, leased as they are needed.
     Pool,
     /// Several of the others, at least two, none of them paged, of a node or of a pool: stripes of memory go to each by its weight.
@@ -333,7 +333,8 @@ fn at_node(text: &str) -> std::result::Result<Location, String> {
         }
     }
     let cache = cache.ok_or("The size of the local cache is missing.")?;
-    Ok(Location::Node { node: NodeSettings { address, token, policy: policy.unwrap_or_default() }, cache })
+    let node = NodeSettings { address, token, policy: policy.unwrap_or_default() };
+    Ok(Location::Node { node: Box::new(node), cache })
 }
 
 impl fmt::Display for Location {
@@ -402,11 +403,11 @@ mod tests {
     #[test]
     fn a_node_has_an_address_and_a_cache() {
         let node = |address: &str, token: Option<&str>, cache| Location::Node {
-            node: NodeSettings {
+            node: Box::new(NodeSettings {
                 address: address.parse().unwrap(),
                 token: token.map(PathBuf::from),
                 policy: if address.ends_with('5') { Policy::Os } else { Policy::Managed },
-            },
+            }),
             cache,
         };
         for (text, shown, location) in [

@@ -218,10 +218,10 @@ impl NodeStore {
             counters: Counters::default(),
         };
         match (store.connect(len), absence) {
-            (Ok(()), _) => return Ok(store),
+            (Ok(()), _) => Ok(store),
             (Err(error), Absence::Awaited) if error.code() == SqlState::CONNECTION_FAILURE => {
                 tracing::warn!(node = %settings, %error, "the memory node cannot be reached: its pages stay here");
-                return Ok(store);
+                Ok(store)
             }
             (Err(error), _) => {
                 let error = match error.code() {
