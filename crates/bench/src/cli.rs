@@ -35,7 +35,8 @@ pub struct BenchArgs {
     /// upgrade, or of a kill beside a standby; and overload, one asked by many connections for a multiple of the transactions that it can do. Or a pool: idle-compute, a second database wholly in
     /// it; shared-peaks, several databases whose peaks do not coincide; pool, what its own operations cost; restart, TPC-H's tables with their keys after a kill;
     /// readers, what servers that read it give and cost. Or TPC-C and TPC-DS: expander, the study of
-    /// memory expanders
+    /// memory expanders. Or single accesses: reach, rows by key and scans by loads and stores, of a memory node that is asked, and of one that
+    /// is paged
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -128,6 +129,8 @@ pub struct BenchArgs {
     pub peaks: crate::peaks::PeaksArgs,
     #[command(flatten)]
     pub pool: crate::pool::PoolBenchArgs,
+    #[command(flatten)]
+    pub reach: crate::reach::ReachArgs,
     /// placement: be one of the study's two instances, which another process tells what to run
     #[arg(long, hide = true)]
     pub instance: bool,
@@ -193,6 +196,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "shared-peaks" => return crate::peaks::run_peaks(&args).await,
         "readers" => return crate::readers::run_readers(&args).await,
         "restart" => return crate::restart::run_restart(&args).await,
+        "reach" => return tokio::task::block_in_place(|| crate::reach::run_reach(&args)),
         "pool" => return tokio::task::block_in_place(|| crate::pool::run_pool(&args)),
         "overload" => return crate::overload::run_overload(&args).await,
         "ch" => return tokio::task::block_in_place(|| crate::ch::run_ch(&args)),

@@ -25,6 +25,7 @@ pub mod placement;
 pub mod pool;
 pub mod probe;
 pub mod progress;
+pub mod reach;
 pub mod readers;
 pub mod report;
 pub mod result;

@@ -180,7 +180,7 @@ const PAGE_SLACK_BYTES: u64 = 4 << 20;
 fn available_bytes(location: &Location, topology: &Topology) -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let free = match location {
-        Location::Dax(_) | Location::Pool => return None,
+        Location::Dax(_) | Location::Pool | Location::Node { .. } => return None,
         Location::Paged { remote, .. } => return available_bytes(remote, topology),
         Location::Striped(stripes) => {
             let weights: u32 = stripes.iter().map(|stripe| stripe.weight).sum();

@@ -4,6 +4,7 @@ mod advise;
 mod config;
 mod device;
 mod log;
+mod memory_node;
 mod pool;
 mod readers;
 mod roles;
@@ -68,6 +69,8 @@ enum Command {
     Device(device::DeviceArgs),
     /// Make, show, check and destroy memory that several processes attach to
     Pool(pool::PoolArgs),
+    /// Lend this machine's memory to databases on other machines
+    MemoryNode(memory_node::MemoryNodeArgs),
     /// Have a standby take over
     Promote(roles::PromoteArgs),
     /// Have a primary hand over to a standby
@@ -84,7 +87,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // A closed pipe on standard output ends the program as it ends any other; Rust turns the signal off and would panic. A server goes on,
     // as the pipe may be a client's connection.
-    if !matches!(cli.command, Command::Serve(_) | Command::Upgrade(_)) {
+    if !matches!(cli.command, Command::Serve(_) | Command::Upgrade(_) | Command::MemoryNode(_)) {
         // SAFETY: no thread but this one exists yet, and the default action is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
@@ -98,7 +101,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
-    let level_default = if matches!(cli.command, Command::Serve(_) | Command::Upgrade(_)) { "info" } else { "warn" };
+    let serves = matches!(cli.command, Command::Serve(_) | Command::Upgrade(_) | Command::MemoryNode(_));
+    let level_default = if serves { "info" } else { "warn" };
     start_log(cli.log_level.as_deref().unwrap_or(level_default))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // A statement's work may hold a worker for a while; more workers than cores keep cancel requests and new
@@ -123,6 +127,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Device(args) => device::run(args),
         Command::Pool(args) => pool::run(args),
+        Command::MemoryNode(args) => memory_node::run(&runtime, &args),
         Command::Promote(args) => roles::promote(&runtime, &args),
         Command::Switchover(args) => roles::switch_over(&runtime, &args),
         Command::Upgrade(args) => runtime.block_on(upgrade::upgrade(*args)),

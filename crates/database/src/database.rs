@@ -17,6 +17,7 @@ use crate::durability::storage::{
 };
 use crate::durability::transaction_ids::TransactionIds;
 use crate::encode_pool::EncodePool;
+use crate::nodes::Nodes;
 use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
 use crate::roles::Roles;
@@ -33,6 +34,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId, caught};
 use tidepool_device::Location;
+use tidepool_device::remote::Absence;
 use tidepool_heap::{ClientMemory, QueryHeap, Release};
 use tidepool_log::Log;
 use tidepool_log::files::{Files, SystemFiles};
@@ -109,6 +111,8 @@ pub struct Database {
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
     /// Of a database that lives in a pool: pools that were lost.
     pub(crate) earlier_lives: Mutex<Vec<EarlierLife>>,
+    /// Who it is at memory nodes.
+    nodes: Nodes,
     encode_pool: EncodePool,
     client_memory: Arc<ClientMemory>,
     progress: ProgressRegistry,
@@ -227,8 +231,9 @@ impl Database {
             }
             _ => None,
         };
-        let spaces =
-            configs.open(&Finds::new(&manifest), pool.as_deref(), known.map(|storage| (storage, log_place)))?;
+        let nodes = Nodes::new(config.data_dir.clone());
+        let known = known.map(|storage| (storage, log_place));
+        let spaces = configs.open(&Finds::new(&manifest), pool.as_deref(), known, &nodes)?;
         if let Some(name) = &config.process_tablespace {
             tidepool_heap::place_process_memory(&spaces.get(name)?)?;
         }
@@ -246,6 +251,7 @@ impl Database {
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
+            nodes,
             client_memory: ClientMemory::new(
                 config.client_memory_bytes,
                 config.server.connections_max,
@@ -527,7 +533,7 @@ impl Database {
         let pool = self.pool.as_deref().filter(|_| config.location == Location::Pool);
         let open = |id, config| match pool {
             Some(pool) => pool.open(id, config),
-            None => Tablespace::open(id, config),
+            None => self.nodes.open(id, &config, Absence::Refused).unwrap_or_else(|| Tablespace::open(id, config)),
         };
         if let Err(error) = self.spaces.create_by(config, &open)?.populate() {
             self.spaces.drop(&name)?;

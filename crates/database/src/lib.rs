@@ -23,6 +23,7 @@ mod durability;
 mod encode_pool;
 pub mod follow;
 mod lsn;
+mod nodes;
 mod patience;
 mod pool_host;
 mod process_memory;

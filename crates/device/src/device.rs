@@ -89,7 +89,9 @@ impl Device {
             Location::File(path) => open_file(path, size, options, check),
             Location::Dax(path) => open_dax(path, size, check),
             Location::Striped(_) => Err(Error::internal(format!("\"{location}\" is not one device"))),
-            Location::Paged { .. } => Err(Error::internal(format!("\"{location}\" is mapped page by page"))),
+            Location::Paged { .. } | Location::Node { .. } => {
+                Err(Error::internal(format!("\"{location}\" is mapped page by page")))
+            }
             Location::Pool => Err(Error::internal(format!("\"{location}\" is leased extent by extent"))),
         }
     }

@@ -14,6 +14,7 @@ mod pacing;
 pub mod paged;
 pub mod probe;
 mod profile;
+pub mod remote;
 mod residency;
 mod slice;
 mod stop;

@@ -1,9 +1,14 @@
-//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`, or several of the first four.
+//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`, `node:ADDRESS,cache=SIZE`, or
+//! several of the first four.
+//!
+//! A memory node's address is `HOST:PORT` or `unix:PATH`. What follows it are `cache=SIZE` or `cache=SHARE%`,
+//! `token=FILE` where the node was given one, and `policy=managed` or `policy=os`, in any order.
 //!
 //! Several are written as a list, each with its weight (one, if it is left out): `numa:0*3, numa:1*1`. A comma starts
 //! another location only where the name of a kind and a colon follow, so a path may hold commas; in a list, one that ends in
 //! `*` and digits, or holds a comma and such a name, is written in double quotes with its kind: `"file:/a*3"*1, anon:`.
 
+use crate::remote::{NodeAddress, NodeSettings, Policy};
 use crate::topology;
 use std::fmt;
 use std::path::PathBuf;
@@ -26,9 +31,11 @@ pub enum Location {
     /// Pages that a remote node holds, with a bounded local cache. `remote` is this machine's memory that stands for the
     /// remote node's: `Anon` or `Numa`.
     Paged { cache: CacheSize, remote: Box<Location> },
+    /// Pages of a memory node, over the network, with a bounded local cache.
+    Node { node: Box<NodeSettings>, cache: CacheSize },
     /// Extents of the pool that the process is a host of, leased as they are needed.
     Pool,
-    /// Several of the others, at least two, none of them paged or of a pool: stripes of memory go to each by its weight.
+    /// Several of the others, at least two, none of them paged, of a node or of a pool: stripes of memory go to each by its weight.
     Striped(Vec<Stripe>),
 }
 
@@ -53,7 +60,7 @@ impl Location {
             // Of a pool, its devices say it.
             Location::Anon | Location::File(_) | Location::Pool => false,
             Location::Numa(node) => topology::is_memory_alone(*node),
-            Location::Dax(_) | Location::Paged { .. } => true,
+            Location::Dax(_) | Location::Paged { .. } | Location::Node { .. } => true,
             Location::Striped(stripes) => stripes.iter().any(|stripe| stripe.location.is_far()),
         }
     }
@@ -62,7 +69,7 @@ impl Location {
     pub fn is_anonymous(&self) -> bool {
         match self {
             Location::Anon | Location::Numa(_) | Location::Paged { .. } => true,
-            Location::File(_) | Location::Dax(_) | Location::Pool => false,
+            Location::File(_) | Location::Dax(_) | Location::Node { .. } | Location::Pool => false,
             Location::Striped(stripes) => stripes.iter().all(|stripe| stripe.location.is_anonymous()),
         }
     }
@@ -83,7 +90,7 @@ impl Location {
         }
     }
 
-    /// What `stripes` shows. 22023 when there is none, 0A000 for paged memory or a pool among several.
+    /// What `stripes` shows. 22023 when there is none, 0A000 for paged memory, a node or a pool among several.
     pub fn of_stripes(mut stripes: Vec<Stripe>) -> Result<Location> {
         if let Some(stripe) = stripes.iter().find(|stripe| !(1..=Stripe::WEIGHT_MAX).contains(&stripe.weight)) {
             return Err(invalid_weight(&stripe.location.to_string()));
@@ -92,7 +99,9 @@ impl Location {
             0 => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "a location is missing")),
             1 => Ok(stripes.remove(0).location),
             _ => {
-                let is_alone = |location: &Location| matches!(location, Location::Paged { .. } | Location::Pool);
+                let is_alone = |location: &Location| {
+                    matches!(location, Location::Paged { .. } | Location::Node { .. } | Location::Pool)
+                };
                 match stripes.iter().find(|stripe| is_alone(&stripe.location)) {
                     Some(alone) => {
                         Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", alone.location)))
@@ -155,7 +164,7 @@ impl fmt::Display for CacheSize {
     }
 }
 
-const KINDS: [&str; 6] = ["anon:", "file:", "numa:", "dax:", "paged:", "pool:"];
+const KINDS: [&str; 7] = ["anon:", "file:", "numa:", "dax:", "paged:", "node:", "pool:"];
 
 fn starts_location(text: &str) -> bool {
     let text = text.trim_start();
@@ -246,7 +255,9 @@ fn one(text: &str) -> Result<Location> {
     let invalid = |detail: String| {
         Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid device location: \"{text}\""))
             .with_detail(detail)
-            .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH, paged:CACHE:anon: or pool:.")
+            .with_hint(
+                "Write anon:, file:PATH, numa:NODE, dax:PATH, paged:CACHE:anon:, node:HOST:PORT,cache=SIZE or pool:.",
+            )
     };
     let path = |rest: &str| {
         if rest.is_empty() {
@@ -287,8 +298,43 @@ fn one(text: &str) -> Result<Location> {
                 _ => Err(invalid("Pages are held in anon: or numa:NODE.".into())),
             }
         }
+        "node" => at_node(rest).map_err(|detail| {
+            invalid(detail).with_hint("Write node:HOST:PORT,cache=SIZE, as in node:10.0.0.7:7777,cache=256MB.")
+        }),
         _ => Err(invalid(format!("There is no kind of device named \"{kind}\"."))),
     }
+}
+
+/// What follows `node:`. Or why that is none.
+fn at_node(text: &str) -> std::result::Result<Location, String> {
+    let mut parts = text.split(',').map(str::trim);
+    let address = parts
+        .next()
+        .unwrap_or_default()
+        .parse::<NodeAddress>()
+        .map_err(|error| error.detail().map_or_else(|| error.message().to_owned(), str::to_owned))?;
+    let (mut cache, mut token, mut policy) = (None, None, None);
+    for part in parts {
+        match part.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
+            Some(("cache", _)) if cache.is_some() => return Err("The cache is given twice.".into()),
+            Some(("cache", size)) => {
+                let size = size.parse::<CacheSize>();
+                cache = Some(size.map_err(|error| format!("The cache is no size: {}.", error.message()))?);
+            }
+            Some(("token", _)) if token.is_some() => return Err("The token is given twice.".into()),
+            Some(("token", "")) => return Err("The token's file is missing.".into()),
+            Some(("token", path)) => token = Some(PathBuf::from(path)),
+            Some(("policy", _)) if policy.is_some() => return Err("The policy is given twice.".into()),
+            Some(("policy", name)) => {
+                let named = [Policy::Managed, Policy::Os].into_iter().find(|policy| policy.name() == name);
+                policy = Some(named.ok_or("The policy is managed or os.")?);
+            }
+            _ => return Err(format!("\"{part}\" is none of cache=SIZE, policy=NAME and token=FILE.")),
+        }
+    }
+    let cache = cache.ok_or("The size of the local cache is missing.")?;
+    let node = NodeSettings { address, token, policy: policy.unwrap_or_default() };
+    Ok(Location::Node { node: Box::new(node), cache })
 }
 
 impl fmt::Display for Location {
@@ -300,6 +346,16 @@ impl fmt::Display for Location {
             Location::Numa(node) => write!(f, "numa:{node}"),
             Location::Dax(path) => write!(f, "dax:{}", path.display()),
             Location::Paged { cache, remote } => write!(f, "paged:{cache}:{remote}"),
+            Location::Node { node, cache } => {
+                write!(f, "node:{},cache={cache}", node.address)?;
+                if node.policy != Policy::default() {
+                    write!(f, ",policy={}", node.policy.name())?;
+                }
+                match &node.token {
+                    Some(token) => write!(f, ",token={}", token.display()),
+                    None => Ok(()),
+                }
+            }
             Location::Striped(stripes) => {
                 for (index, stripe) in stripes.iter().enumerate() {
                     write!(f, "{}{stripe}", if index == 0 { "" } else { ", " })?;
@@ -342,6 +398,65 @@ mod tests {
             assert_eq!(text.parse::<Location>().unwrap(), location);
             assert_eq!(location.to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_node_has_an_address_and_a_cache() {
+        let node = |address: &str, token: Option<&str>, cache| Location::Node {
+            node: Box::new(NodeSettings {
+                address: address.parse().unwrap(),
+                token: token.map(PathBuf::from),
+                policy: if address.ends_with('5') { Policy::Os } else { Policy::Managed },
+            }),
+            cache,
+        };
+        for (text, shown, location) in [
+            (
+                "node:10.0.0.7:7777,cache=256MB",
+                "node:10.0.0.7:7777,cache=256MB",
+                node("10.0.0.7:7777", None, CacheSize::Bytes(256 << 20)),
+            ),
+            (
+                "node:[::1]:7777, token=/etc/token , cache = 10%",
+                "node:[::1]:7777,cache=10%,token=/etc/token",
+                node("[::1]:7777", Some("/etc/token"), CacheSize::Percent(10)),
+            ),
+            (
+                "node:host:7775,policy=os,cache=1MB,token=/t",
+                "node:host:7775,cache=1MB,policy=os,token=/t",
+                node("host:7775", Some("/t"), CacheSize::Bytes(1 << 20)),
+            ),
+            (
+                "node:unix:/run/node,policy=managed,cache=64MB",
+                "node:unix:/run/node,cache=64MB",
+                node("unix:/run/node", None, CacheSize::Bytes(64 << 20)),
+            ),
+        ] {
+            assert_eq!(text.parse::<Location>().unwrap(), location);
+            assert_eq!((location.to_string().as_str(), shown.parse::<Location>()), (shown, Ok(location)));
+        }
+        for (text, detail) in [
+            ("node:", "The port is missing."),
+            ("node:host,cache=64MB", "The port is missing."),
+            ("node:host:70000,cache=64MB", "A port is a number from 0 to 65535."),
+            ("node:host:7777", "The size of the local cache is missing."),
+            ("node:host:7777,cache=lots", "The cache is no size: invalid size: \"lots\"."),
+            ("node:host:7777,cache=0%", "The cache is no size: invalid share: \"0%\"."),
+            ("node:host:7777,cache=1MB,cache=2MB", "The cache is given twice."),
+            ("node:host:7777,cache=1MB,token=", "The token's file is missing."),
+            (
+                "node:host:7777,cache=1MB,colour=red",
+                "\"colour=red\" is none of cache=SIZE, policy=NAME and token=FILE.",
+            ),
+            ("node:host:7777,cache=1MB,policy=best", "The policy is managed or os."),
+            ("node:host:7777,cache=1MB,policy=os,policy=os", "The policy is given twice."),
+        ] {
+            let error = text.parse::<Location>().unwrap_err();
+            assert_eq!((error.code(), error.detail()), (SqlState::INVALID_PARAMETER_VALUE, Some(detail)), "{text}");
+            assert!(error.hint().unwrap().contains("node:HOST:PORT,cache=SIZE"), "{text}");
+        }
+        let several = "anon:, node:host:7777,cache=1MB".parse::<Location>().unwrap_err();
+        assert_eq!(several.code(), SqlState::FEATURE_NOT_SUPPORTED);
     }
 
     #[test]

@@ -444,6 +444,27 @@ fn paging(list: &[Arc<Tablespace>], page: &mut Page) {
             page.sample("tidepool_paging_seconds_total", &labels, ns as f64 / 1e9);
         }
     }
+    let nodes: Vec<_> = paged.iter().filter_map(|(name, paged, _)| Some((*name, paged.node()?))).collect();
+    page.family("tidepool_node_up", "gauge", "Whether the memory node of a tablespace is there.");
+    for (name, node) in &nodes {
+        page.sample("tidepool_node_up", &[("tablespace", name)], u8::from(node.is_up));
+    }
+    page.family(
+        "tidepool_node_losses_total",
+        "counter",
+        "Times that the memory node of a tablespace was found to be away.",
+    );
+    for (name, node) in &nodes {
+        page.sample("tidepool_node_losses_total", &[("tablespace", name)], node.losses);
+    }
+    page.family(
+        "tidepool_node_exchanges_total",
+        "counter",
+        "Requests that fetched pages from a memory node or sent them.",
+    );
+    for (name, node) in &nodes {
+        page.sample("tidepool_node_exchanges_total", &[("tablespace", name)], node.exchanges);
+    }
 }
 
 /// Answers `GET /metrics` on `listener` for as long as it is polled.

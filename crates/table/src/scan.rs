@@ -755,6 +755,7 @@ impl ScanReader {
                 return Ok(());
             }
             let segment = group.segments()[test.column].sound()?;
+            segment.about_to_read(rows.clone());
             self.tally.blocks(test.column, segment, blocks, &mut work.charged[test.column]);
             // What the next test will read of a block is asked for as soon as the block is known to have rows for it, and what the first one will
             // read in the next window: processors do not guess the way from column to column. Nothing is asked for that is not read.
@@ -864,6 +865,9 @@ impl ScanReader {
                 (Source::Main { range, .. }, _) if *column == ids_column => ids_of(*range, &rows),
                 (Source::Main { group, index, .. }, _) => {
                     let segment = group.segments()[*column].sound()?;
+                    if let Some(rows) = rows.dense() {
+                        segment.about_to_read(rows);
+                    }
                     self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
                     self.tally.read(segment.tablespace()).decoded_bytes += decoded_bytes(segment, form, rows.len());
                     match form {

@@ -366,6 +366,7 @@ impl Opened {
     /// All bytes, to be read from end to end.
     fn read_whole(&self) -> &[u8] {
         self.tablespace().charge(Purpose::Main, &[Access::read_sequential(self.bytes().len() as u64)]);
+        self.tablespace().about_to_read(self.bytes());
         self.bytes()
     }
 
@@ -381,6 +382,16 @@ impl Opened {
     #[inline]
     pub fn tablespace(&self) -> &Arc<Tablespace> {
         self.blob.region().tablespace()
+    }
+
+    /// Says that these rows' values are about to be read, for memory that brings them then. They lie about where their share
+    /// of the rows is: what does not is brought when it is touched.
+    #[inline]
+    pub fn about_to_read(&self, rows: Range<usize>) {
+        let bytes = self.bytes();
+        let share = |row: usize| (bytes.len() as u128 * row as u128 / self.header.rows.max(1) as u128) as usize;
+        let bytes = &raw const bytes[share(rows.start)..share(rows.end.min(self.header.rows))];
+        self.tablespace().about_to_read(bytes);
     }
 
     #[inline]

@@ -1,14 +1,20 @@
-//! Paged tablespaces: one run of pages behind a cache, which grow and shrink at their end as plain ones do. Their cache
-//! changes its size beside.
+//! Paged tablespaces, whose far side is emulated or a memory node: one run of pages behind a cache, which grow and shrink at
+//! their end as plain ones do. Their cache changes its size beside.
 
 use crate::shape::{Reshape, Shape, Step, reserved_bytes};
 use crate::space::page_bytes;
-use crate::{Tablespace, TablespaceConfig};
+use crate::{Purpose, Tablespace, TablespaceConfig};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
-use tidepool_device::paged::Paged;
+use tidepool_device::paged::{AtNode, Paged};
+use tidepool_device::remote::{Absence, Tenant};
 use tidepool_device::{CacheSize, HUGE_PAGE_BYTES, Location, Mapping, PAGE_BYTES, Window};
+
+/// Purposes whose pages are few and touched by all statements, as owners of paged memory.
+fn small_and_important() -> u32 {
+    [Purpose::Delta, Purpose::Index, Purpose::Log, Purpose::Metadata].map(|purpose| 1 << purpose as u32).iter().sum()
+}
 
 /// A change of a paged tablespace, in bytes.
 #[derive(Debug)]
@@ -20,6 +26,27 @@ pub(crate) struct Paging {
 }
 
 impl Tablespace {
+    /// Says that `bytes`, which lie here, are about to be read from end to end. Of memory at a node, what is not in the local
+    /// cache is brought in extents, instead of page by page as it is touched. Elsewhere this costs nothing.
+    #[inline]
+    pub fn about_to_read(&self, bytes: *const [u8]) {
+        if let Some(paged) = self.paged().filter(|paged| paged.is_told()) {
+            let start = bytes.addr().wrapping_sub(self.window.base().addr().get());
+            if start < paged.len() {
+                paged.bring(start..start.saturating_add(bytes.len()).min(paged.len()));
+            }
+        }
+    }
+
+    /// As `about_to_read`, of small things that lie at these addresses, wherever each is.
+    #[inline]
+    pub fn about_to_read_each(&self, addresses: impl Iterator<Item = usize>) {
+        if let Some(paged) = self.paged().filter(|paged| paged.is_told()) {
+            let base = self.window.base().addr().get();
+            paged.bring_each(addresses.map(|address| address.wrapping_sub(base)));
+        }
+    }
+
     pub(crate) fn open_paged(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
         let Location::Paged { cache, remote } = &config.location else {
             return Err(Error::internal(format!("\"{}\" is not paged", config.location)));
@@ -29,6 +56,34 @@ impl Tablespace {
         Paged::check_sizes(size, cache)?;
         let most = reserved_bytes(size as usize, HUGE_PAGE_BYTES)? as u64;
         let paged = Paged::open(remote, size, most, cache, config.profile.as_ref())?;
+        Tablespace::over_paged(id, config, paged)
+    }
+
+    pub(crate) fn open_node(
+        id: TablespaceId,
+        config: TablespaceConfig,
+        tenant: &Tenant,
+        absence: Absence,
+    ) -> Result<Arc<Tablespace>> {
+        let Location::Node { node, cache } = &config.location else {
+            return Err(Error::internal(format!("\"{}\" is not at a memory node", config.location)));
+        };
+        if config.profile.is_some() || !config.profiles.is_empty() {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("tablespace \"{}\" is at a memory node and has no profile", config.name),
+            )
+            .with_detail("Its network is a real one.")
+            .with_hint("Leave the profile out, or write paged:CACHE:anon: for a network that is emulated."));
+        }
+        let size = config.location.require_size(config.size_bytes)?;
+        let most = reserved_bytes(size as usize, HUGE_PAGE_BYTES)? as u64;
+        let at = AtNode { node, tenant, absence, protected: small_and_important() };
+        let paged = Paged::open_at_node(at, size, most, cache.bytes_of(size))?;
+        Tablespace::over_paged(id, config, paged)
+    }
+
+    fn over_paged(id: TablespaceId, config: TablespaceConfig, paged: Paged) -> Result<Arc<Tablespace>> {
         let len = paged.len();
         let space = Tablespace::new(id, config, Window::fixed(Mapping::from(paged)), Shape::paged(len))?;
         space.open_pages(0..len / PAGE_BYTES);
@@ -50,7 +105,9 @@ impl Tablespace {
         cache: Option<CacheSize>,
     ) -> Result<Reshape<'a>> {
         let before = self.config();
-        let (Some(paged), Location::Paged { cache: cache_before, remote }) = (self.paged(), &before.location) else {
+        let (Some(paged), Location::Paged { cache: cache_before, .. } | Location::Node { cache: cache_before, .. }) =
+            (self.paged(), &before.location)
+        else {
             return Err(Error::new(
                 SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("tablespace \"{}\" at {} is not paged and has no cache", self.name(), before.location),
@@ -75,7 +132,11 @@ impl Tablespace {
             self.close_pages(to / PAGE_BYTES..from / PAGE_BYTES);
         }
         let config = TablespaceConfig {
-            location: Location::Paged { cache, remote: remote.clone() },
+            location: match &before.location {
+                Location::Node { node, .. } => Location::Node { node: node.clone(), cache },
+                Location::Paged { remote, .. } => Location::Paged { cache, remote: remote.clone() },
+                other => other.clone(),
+            },
             size_bytes: Some(to as u64),
             ..(*before).clone()
         };

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, TryLockError};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::paged::{OWNERS_MAX, Paged};
+use tidepool_device::remote::{Absence, Tenant};
 use tidepool_device::{
     Access, CostModel, Location, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals, Profile, Window, stop,
 };
@@ -42,7 +43,7 @@ impl TablespaceConfig {
         if self.populate_bytes == 0 {
             return Ok(());
         }
-        if let Location::Paged { .. } = self.location {
+        if let Location::Paged { .. } | Location::Node { .. } = self.location {
             return Err(Error::new(
                 SqlState::INVALID_PARAMETER_VALUE,
                 format!("tablespace \"{}\" is paged and cannot be populated", self.name),
@@ -195,6 +196,18 @@ impl Tablespace {
             .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
     }
 
+    /// As `open`, of one at a memory node: `tenant` is who asks there.
+    pub fn open_at_node(
+        id: TablespaceId,
+        config: TablespaceConfig,
+        tenant: &Tenant,
+        absence: Absence,
+    ) -> Result<Arc<Tablespace>> {
+        let context = format!("tablespace \"{}\" at {}", config.name, config.location);
+        Tablespace::open_node(id, config, tenant, absence)
+            .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
+    }
+
     /// Memory of the same size and the same profile, for a tablespace whose device cannot be opened. It is called what the configuration
     /// says; nothing is left in it for a later process. 22023 where no size is given.
     pub fn open_in_place_of(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
@@ -225,9 +238,11 @@ impl Tablespace {
             )
             .with_hint("Name one: tidepool serve --pool LOCATION, or [pool] location in tidepool.toml."));
         }
-        if let Location::Paged { .. } = config.location {
+        let is_node = matches!(config.location, Location::Node { .. });
+        if is_node || matches!(config.location, Location::Paged { .. }) {
             return match left.filter(|left| left.is_needed) {
                 Some(left) => Err(left.missing(&config.location)),
+                None if is_node => Tablespace::open_node(id, config, &Tenant::passing()?, Absence::Refused),
                 None => Tablespace::open_paged(id, config),
             };
         }

@@ -313,7 +313,7 @@ impl Tablespace {
         if shape.parts.len() == DEVICES_MAX {
             return Err(too_many_locations());
         }
-        if let Location::Paged { .. } | Location::Striped(_) = stripe.location {
+        if let Location::Paged { .. } | Location::Node { .. } | Location::Striped(_) = stripe.location {
             return Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", stripe.location)));
         }
         let stripe_bytes = self.window.stripe_bytes();

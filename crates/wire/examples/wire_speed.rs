@@ -16,8 +16,8 @@ use tidepool_base::Result;
 use tidepool_wire::transport::Transport;
 use tidepool_wire::transport::local::{Link, LocalEnd};
 use tidepool_wire::{
-    Admission, Connection, DirectReader, Done, Epoch, Extent, Identity, Limits, List, Offer, Place, Request, Responder,
-    Server, ServerConfig, Service, Timeouts, Token,
+    Admission, Connection, DirectConnection, Done, Epoch, Extent, Identity, Limits, List, Offer, Place, Request,
+    Responder, Server, ServerConfig, Service, Timeouts, Token,
 };
 
 const BYTES: usize = 64 << 10;
@@ -188,7 +188,7 @@ fn wire_turn(figures: &mut Figures, connection: &Connection, bytes: &mut [u8]) {
     );
 }
 
-fn direct_turn(figures: &mut Figures, reader: &mut DirectReader, bytes: &mut [u8]) {
+fn direct_turn(figures: &mut Figures, reader: &mut DirectConnection, bytes: &mut [u8]) {
     for _ in 0..READS {
         let start = Instant::now();
         reader.read_into(&EXTENTS, bytes, LONG).expect("the node is there");
@@ -219,7 +219,7 @@ fn measure<B: Bare + Transport>(name: &str, rounds: usize, pair: impl Fn() -> (B
     serve_bare(far);
     let checked = Connection::open(connected(), &offer(0, false), &token, Timeouts::default())?;
     let agreed = Connection::open(connected(), &offer(1, true), &token, Timeouts::default())?;
-    let mut direct = DirectReader::open(connected(), &offer(2, true), &token, LONG)?;
+    let mut direct = DirectConnection::open(connected(), &offer(2, true), &token, LONG)?;
     let mut bytes = vec![0; BYTES];
     let mut figures: [Figures; 4] = Default::default();
     for round in 0..rounds {

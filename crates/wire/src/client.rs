@@ -203,7 +203,7 @@ impl Connection {
 
     /// Ends the connection: all requests under way fail.
     pub fn close(&self) {
-        self.0.fail(Fault::Closed("this side closed it").into());
+        self.0.fail(Fault::Closed("this side closed it").error());
     }
 
     /// Sends a request, to be answered within so long. Waits while there is no room for another one.
@@ -223,7 +223,7 @@ impl Connection {
     pub fn register(&self, allocations: &[Allocation]) -> Result<Vec<Place>> {
         match self.call(&Request::Register(List::new(allocations)))? {
             Outcome::Registered(places) => Ok(places),
-            _ => Err(Fault::Malformed("it answers another request").into()),
+            _ => Err(Fault::Malformed("it answers another request").error()),
         }
     }
 
@@ -251,7 +251,7 @@ impl Connection {
     pub fn append(&self, log: u64, position: u64, payload: &[u8]) -> Result<u64> {
         match self.call(&Request::Append { log, position, payload })? {
             Outcome::Durable(position) => Ok(position),
-            _ => Err(Fault::Malformed("it answers another request").into()),
+            _ => Err(Fault::Malformed("it answers another request").error()),
         }
     }
 
@@ -267,7 +267,7 @@ impl Connection {
     fn call_done(&self, request: &Request<'_>) -> Result<Done> {
         match self.call(request)? {
             Outcome::Done(done) => Ok(done),
-            _ => Err(Fault::Malformed("it answers another request").into()),
+            _ => Err(Fault::Malformed("it answers another request").error()),
         }
     }
 }
@@ -430,14 +430,14 @@ impl Shared {
             _ => None,
         };
         if let Some(asked) = data_bytes.filter(|bytes| *bytes > limits.read_bytes) {
-            return Err(Fault::Beyond { what: "bytes to read", asked, limit: limits.read_bytes }.into());
+            return Err(Fault::Beyond { what: "bytes to read", asked, limit: limits.read_bytes }.error());
         }
         let mut prefix = Vec::with_capacity(64);
-        let payload = request.encode(&mut prefix)?;
+        let payload = request.encode(&mut prefix).map_err(Fault::error)?;
         let body_bytes = (prefix.len() + payload.len()) as u64;
         let limit = u64::from(limits.frame_bytes);
         if body_bytes > limit {
-            return Err(Fault::Beyond { what: "bytes of a frame", asked: body_bytes, limit }.into());
+            return Err(Fault::Beyond { what: "bytes of a frame", asked: body_bytes, limit }.error());
         }
         let number = {
             let mut state = lock(&self.state);
@@ -450,7 +450,7 @@ impl Shared {
                 }
                 if self.clock.now() >= until {
                     self.hand_over(&state);
-                    return Err(Error::from(Fault::Cancelled).with_detail("There was no room for it in time."));
+                    return Err(Fault::Cancelled.error().with_detail("There was no room for it in time."));
                 }
                 state = self.step(state, Waiter::Room, &mut Fill::nothing(), until);
             }
@@ -490,7 +490,7 @@ impl Shared {
         let mut frame: Vec<&[u8]> = Vec::with_capacity(8);
         frame.push(prefix);
         frame.extend(payload.pieces());
-        let head = Head::of(kind, Flags::NONE, number, self.epoch, &frame)?.encode();
+        let head = Head::of(kind, Flags::NONE, number, self.epoch, &frame).map_err(Fault::error)?.encode();
         frame.insert(0, &head);
         let mut outgoing = lock(&self.outgoing);
         if let Some(error) = lock(&self.state).broken.clone() {
@@ -505,7 +505,7 @@ impl Shared {
                 Err(fault) => return Err(self.fail(self.why(fault))),
             }
             if self.clock.now() >= last {
-                return Err(self.fail(Fault::Closed("the peer does not receive").into()));
+                return Err(self.fail(Fault::Closed("the peer does not receive").error()));
             }
             // The node may be waiting until this side receives.
             let state = lock(&self.state);
@@ -530,7 +530,7 @@ impl Shared {
             state = self.step(state, Waiter::Room, &mut Fill::nothing(), until);
         }
         self.hand_over(&state);
-        state.broken.clone().unwrap_or_else(|| fault.into())
+        state.broken.clone().unwrap_or_else(|| fault.error())
     }
 
     fn cancel(&self, number: RequestId, until: Duration) -> Result<()> {
@@ -542,7 +542,7 @@ impl Shared {
             slot.granted = granted;
         }
         let mut prefix = Vec::new();
-        let payload = Request::Credit { granted }.encode(&mut prefix)?;
+        let payload = Request::Credit { granted }.encode(&mut prefix).map_err(Fault::error)?;
         self.send(number, Kind::Credit, &prefix, payload, until)
     }
 
@@ -563,7 +563,7 @@ impl Shared {
             }
             Some(slot.finished.take()?.and_then(|outcome| match outcome {
                 Outcome::Done(done) => Ok(Next::Done(done)),
-                _ => Err(Fault::Malformed("it answers another request").into()),
+                _ => Err(Fault::Malformed("it answers another request").error()),
             }))
         })
     }
@@ -594,7 +594,7 @@ impl Shared {
             if self.clock.now() >= until {
                 if is_late {
                     drop(state);
-                    self.fail(Fault::Closed("the peer does not answer").into());
+                    self.fail(Fault::Closed("the peer does not answer").error());
                     state = lock(&self.state);
                     continue;
                 }
@@ -614,7 +614,7 @@ impl Shared {
         }
         self.hand_over(&state);
         match result {
-            Err(error) if is_late && error == Error::from(Fault::Cancelled) => {
+            Err(error) if is_late && error == Fault::Cancelled.error() => {
                 Err(error.with_detail("Its deadline had passed."))
             }
             result => result,
@@ -675,7 +675,7 @@ impl Shared {
     fn fail(&self, error: Error) -> Error {
         let mut state = lock(&self.state);
         self.fail_locked(&mut state, error);
-        state.broken.clone().unwrap_or_else(|| Fault::Closed("it is over").into())
+        state.broken.clone().unwrap_or_else(|| Fault::Closed("it is over").error())
     }
 
     /// Ends the connection, for the first reason that is given.
@@ -695,37 +695,37 @@ impl Shared {
         let mut receiver = lock(&self.incoming);
         let Receiver { incoming, body } = &mut *receiver;
         let mut head = [0; HEAD_BYTES];
-        if !incoming.begin(&mut head, timeout)? {
+        if !incoming.begin(&mut head, timeout).map_err(Fault::error)? {
             return Ok(false);
         }
-        let head = Head::decode(&head, self.agreement.limits.frame_bytes)?;
+        let head = Head::decode(&head, self.agreement.limits.frame_bytes).map_err(Fault::error)?;
         if head.request == RequestId::CONNECTION || head.kind != Kind::Data {
             let len = head.len as usize;
             if body.len() < len {
                 body.resize(len, 0);
             }
             let body = &mut body[..len];
-            incoming.receive(body)?;
-            head.check_body(body)?;
-            let answer = Answer::decode(head.kind, head.flags, body)?;
+            incoming.receive(body).map_err(Fault::error)?;
+            head.check_body(body).map_err(Fault::error)?;
+            let answer = Answer::decode(head.kind, head.flags, body).map_err(Fault::error)?;
             if head.request == RequestId::CONNECTION {
                 return Err(match answer {
                     Answer::Error(refusal) => refusal.to_error(),
-                    _ => Fault::Malformed("an answer has no request").into(),
+                    _ => Fault::Malformed("an answer has no request").error(),
                 });
             }
-            self.check_epoch(&head)?;
+            self.check_epoch(&head).map_err(Fault::error)?;
             self.answered(&head, &answer)?;
             return Ok(true);
         }
         if !head.flags.contains(Flags::ANSWER) || head.len < DATA_PREFIX_BYTES as u32 {
-            return Err(Fault::Malformed("its data is not an answer's").into());
+            return Err(Fault::Malformed("its data is not an answer's").error());
         }
         if head.flags.contains(Flags::BARE) && !self.agreement.bare_data {
-            return Err(Fault::Malformed("its data is not checked").into());
+            return Err(Fault::Malformed("its data is not checked").error());
         }
         let mut prefix = [0; DATA_PREFIX_BYTES];
-        incoming.receive(&mut prefix)?;
+        incoming.receive(&mut prefix).map_err(Fault::error)?;
         let (offset, len) = (u64::from_le_bytes(prefix), head.len as usize - DATA_PREFIX_BYTES);
         let mut checksum = head.checksum();
         checksum.update(&prefix);
@@ -739,27 +739,27 @@ impl Shared {
         let (mut kept, mut is_filled) = (Vec::new(), false);
         // If the number is damaged, bytes go to the wrong place: all requests fail then, and say nothing of what is
         // there.
-        match self.goal(&head, offset, len as u64, waiter, fill)? {
+        match self.goal(&head, offset, len as u64, waiter, fill).map_err(Fault::error)? {
             Goal::Fill => {
-                take(&mut fill.into[fill.filled..fill.filled + len])?;
+                take(&mut fill.into[fill.filled..fill.filled + len]).map_err(Fault::error)?;
                 is_filled = true;
             }
             Goal::Keep => {
                 kept.resize(len, 0);
-                take(&mut kept)?;
+                take(&mut kept).map_err(Fault::error)?;
             }
             Goal::Discard => {
                 let mut left = len;
                 let mut scratch = [0; 4096];
                 while left > 0 {
                     let count = left.min(scratch.len());
-                    take(&mut scratch[..count])?;
+                    take(&mut scratch[..count]).map_err(Fault::error)?;
                     left -= count;
                 }
             }
         }
-        head.check(&checksum)?;
-        self.check_epoch(&head)?;
+        head.check(&checksum).map_err(Fault::error)?;
+        self.check_epoch(&head).map_err(Fault::error)?;
         let mut state = lock(&self.state);
         let Some(slot) = state.slots.get_mut(&head.request) else { return Ok(true) };
         if slot.finished.is_some() || slot.next != offset {
@@ -768,7 +768,7 @@ impl Shared {
         slot.next += len as u64;
         let total = match slot.expects {
             Expects::Data(total) => total,
-            _ => return Err(Fault::Malformed("it answers another request").into()),
+            _ => return Err(Fault::Malformed("it answers another request").error()),
         };
         if is_filled {
             fill.filled += len;
@@ -777,7 +777,7 @@ impl Shared {
         }
         let last = head.flags.contains(Flags::LAST);
         if last != (slot.next == total) {
-            return Err(Fault::Malformed("its data ends where it should not").into());
+            return Err(Fault::Malformed("its data ends where it should not").error());
         }
         if last {
             self.finish(&mut state, head.request, Ok(Outcome::Data));
@@ -825,12 +825,12 @@ impl Shared {
             return if head.request.0 < next {
                 Ok(())
             } else {
-                Err(Fault::Malformed("it answers a request that was not sent").into())
+                Err(Fault::Malformed("it answers a request that was not sent").error())
             };
         };
         let outcome = match (answer, slot.expects) {
             (Answer::Error(refusal), _) => Err(refusal.to_error()),
-            (Answer::Done(done), _) if done.cancelled => Err(Fault::Cancelled.into()),
+            (Answer::Done(done), _) if done.cancelled => Err(Fault::Cancelled.error()),
             (Answer::Registered(places), Expects::Places(count)) if places.len() == count => {
                 Ok(Outcome::Registered(places.iter().collect()))
             }
@@ -838,18 +838,18 @@ impl Shared {
             (Answer::Pong(word), Expects::Pong(asked)) if *word == asked => Ok(Outcome::Pong),
             (Answer::Done(done), Expects::Done) => Ok(Outcome::Done(*done)),
             (Answer::Done(done), Expects::Rows) if done.batches == slot.next => Ok(Outcome::Done(*done)),
-            (Answer::Done(_), Expects::Rows) => return Err(Fault::Closed("a frame was lost").into()),
+            (Answer::Done(_), Expects::Rows) => return Err(Fault::Closed("a frame was lost").error()),
             (Answer::Batch { number, payload }, Expects::Rows) => {
                 if *number < slot.next {
                     return Ok(());
                 }
                 if *number > slot.next {
-                    return Err(Fault::Closed("a frame was lost").into());
+                    return Err(Fault::Closed("a frame was lost").error());
                 }
                 slot.next += 1;
                 slot.came += payload.len() as u64;
                 if slot.came > slot.granted {
-                    return Err(Fault::Malformed("it sends more rows than its credit").into());
+                    return Err(Fault::Malformed("it sends more rows than its credit").error());
                 }
                 if !slot.is_abandoned {
                     slot.received.push_back(payload.to_vec());
@@ -857,7 +857,7 @@ impl Shared {
                 }
                 return Ok(());
             }
-            _ => return Err(Fault::Malformed("it answers another request").into()),
+            _ => return Err(Fault::Malformed("it answers another request").error()),
         };
         self.finish(&mut state, head.request, outcome);
         Ok(())

@@ -88,10 +88,12 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Error {
-        let error = Error::new(fault.code(), fault.to_string());
-        match fault {
+impl Fault {
+    /// The error that says so. No `From`: with a second one for [`Error`], `?` would tell no closure's type any more, in
+    /// all crates above this one.
+    pub fn error(self) -> Error {
+        let error = Error::new(self.code(), self.to_string());
+        match self {
             Fault::UnknownVersions { .. } => {
                 let version = crate::frame::VERSION;
                 error.with_hint(format!("This peer speaks version {version}. Run the same release on both sides."))

@@ -125,14 +125,14 @@ impl Fences {
             let tablespace = tablespaces.entry(offer.tablespace).or_default();
             let current = tablespace.epoch.max(known);
             if offer.epoch < current {
-                return Err(Fault::Fenced { epoch: offer.epoch.0, current: current.0 }.into());
+                return Err(Fault::Fenced { epoch: offer.epoch.0, current: current.0 }.error());
             }
             let same_lane = tablespace.gates.iter().map(|other| other.offer).any(|other| {
                 (other.client, other.lane, other.epoch) == (offer.client, offer.lane, offer.epoch)
                     && other.incarnation >= offer.incarnation
             });
             if same_lane {
-                return Err(Fault::Closed("another connection took its place").into());
+                return Err(Fault::Closed("another connection took its place").error());
             }
             // From here on no older one is let in, whatever becomes of this one.
             tablespace.epoch = offer.epoch;
@@ -152,7 +152,7 @@ impl Fences {
         }
         if let Some(fault) = gate.closed() {
             self.leave(gate);
-            return Err(fault.into());
+            return Err(fault.error());
         }
         Ok(())
     }

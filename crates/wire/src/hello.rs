@@ -202,37 +202,37 @@ impl Hello {
 
 /// Sends a frame of request 0.
 pub(crate) fn send_alone(halves: &mut Halves, kind: Kind, flags: Flags, epoch: Epoch, body: &[u8]) -> Result<()> {
-    let head = Head::of(kind, flags, RequestId::CONNECTION, epoch, &[body])?.encode();
-    Ok(send_whole(&mut *halves.outgoing, &*halves.clock, &[&head, body])?)
+    let head = Head::of(kind, flags, RequestId::CONNECTION, epoch, &[body]).map_err(Fault::error)?.encode();
+    send_whole(&mut *halves.outgoing, &*halves.clock, &[&head, body]).map_err(Fault::error)
 }
 
 /// Refuses a peer that has not been let in.
 pub(crate) fn send_refusal(halves: &mut Halves, epoch: Epoch, error: &Error) -> Result<()> {
     let mut body = Vec::new();
-    Answer::Error(Refusal::of(error)).encode(&mut body)?;
+    Answer::Error(Refusal::of(error)).encode(&mut body).map_err(Fault::error)?;
     send_alone(halves, Kind::Error, Flags::ANSWER.with(Flags::LAST), epoch, &body)
 }
 
 /// The handshake's next frame, within so long.
 fn receive(incoming: &mut dyn Incoming, answers: bool, timeout: Duration) -> Result<(Head, Vec<u8>)> {
     let mut head = [0; HEAD_BYTES];
-    if !incoming.begin(&mut head, timeout)? {
-        return Err(Fault::Closed("the peer does not answer").into());
+    if !incoming.begin(&mut head, timeout).map_err(Fault::error)? {
+        return Err(Fault::Closed("the peer does not answer").error());
     }
-    let head = Head::decode(&head, FRAME_BYTES_MIN)?;
+    let head = Head::decode(&head, FRAME_BYTES_MIN).map_err(Fault::error)?;
     let mut body = vec![0; head.len as usize];
-    incoming.receive(&mut body)?;
-    head.check_body(&body)?;
+    incoming.receive(&mut body).map_err(Fault::error)?;
+    head.check_body(&body).map_err(Fault::error)?;
     if head.request != RequestId::CONNECTION || head.flags.contains(Flags::ANSWER) != answers {
-        return Err(Fault::Malformed("it is no greeting").into());
+        return Err(Fault::Malformed("it is no greeting").error());
     }
     match head.kind {
         Kind::Hello => Ok((head, body)),
-        Kind::Error if answers => match Answer::decode(head.kind, head.flags, &body)? {
+        Kind::Error if answers => match Answer::decode(head.kind, head.flags, &body).map_err(Fault::error)? {
             Answer::Error(refusal) => Err(refusal.to_error()),
-            _ => Err(Fault::Malformed("it is no greeting").into()),
+            _ => Err(Fault::Malformed("it is no greeting").error()),
         },
-        _ => Err(Fault::Malformed("it is no greeting").into()),
+        _ => Err(Fault::Malformed("it is no greeting").error()),
     }
 }
 
@@ -249,26 +249,26 @@ fn exchange(halves: &mut Halves, epoch: Epoch, hello: &[u8], timeout: Duration) 
 
 /// The compute process's part.
 pub(crate) fn offer(halves: &mut Halves, offer: &Offer, token: &Token, timeout: Duration) -> Result<Agreement> {
-    offer.limits.check()?;
+    offer.limits.check().map_err(Fault::error)?;
     let hello = Hello::Offer { offer: *offer, versions: (VERSION, VERSION), nonce: random()? }.encode();
     let (head, challenge) = exchange(halves, offer.epoch, &hello, timeout)?;
-    let Hello::Challenge { .. } = Hello::decode(&challenge, head.epoch)? else {
-        return Err(Fault::Malformed("it is no challenge").into());
+    let Hello::Challenge { .. } = Hello::decode(&challenge, head.epoch).map_err(Fault::error)? else {
+        return Err(Fault::Malformed("it is no challenge").error());
     };
     let epoch = offer.epoch.0.to_le_bytes();
     let transcript: [&[u8]; 3] = [&epoch, &hello, &challenge];
     let proof = Hello::Proof(token.prove(Side::Compute, &transcript)).encode();
     let (head, welcome) = exchange(halves, offer.epoch, &proof, timeout)?;
-    let Hello::Welcome { proof, agreement } = Hello::decode(&welcome, head.epoch)? else {
-        return Err(Fault::Malformed("it is no welcome").into());
+    let Hello::Welcome { proof, agreement } = Hello::decode(&welcome, head.epoch).map_err(Fault::error)? else {
+        return Err(Fault::Malformed("it is no welcome").error());
     };
-    token.verify(Side::Node, &transcript, &proof)?;
+    token.verify(Side::Node, &transcript, &proof).map_err(Fault::error)?;
     let limits = agreement.limits;
     if head.epoch != offer.epoch
         || limits != limits.lesser(offer.limits)
         || agreement.bare_data && !(offer.bare_data && halves.is_local)
     {
-        return Err(Fault::Malformed("it agrees to what was not offered").into());
+        return Err(Fault::Malformed("it agrees to what was not offered").error());
     }
     Ok(agreement)
 }
@@ -290,18 +290,18 @@ pub(crate) struct Guest {
 /// The node's part, up to the proof.
 pub(crate) fn challenge(halves: &mut Halves, token: &Token, timeout: Duration) -> Result<Guest> {
     let (head, hello) = receive(&mut *halves.incoming, false, timeout)?;
-    let Hello::Offer { offer, .. } = Hello::decode(&hello, head.epoch)? else {
-        return Err(Fault::Malformed("it is no offer").into());
+    let Hello::Offer { offer, .. } = Hello::decode(&hello, head.epoch).map_err(Fault::error)? else {
+        return Err(Fault::Malformed("it is no offer").error());
     };
     let challenge = Hello::Challenge { version: VERSION, nonce: random()? }.encode();
     send_alone(halves, Kind::Hello, Flags::ANSWER, offer.epoch, &challenge)?;
     let (head, proof) = receive(&mut *halves.incoming, false, timeout)?;
-    let Hello::Proof(proof) = Hello::decode(&proof, head.epoch)? else {
-        return Err(Fault::Malformed("it is no proof").into());
+    let Hello::Proof(proof) = Hello::decode(&proof, head.epoch).map_err(Fault::error)? else {
+        return Err(Fault::Malformed("it is no proof").error());
     };
     let epoch = offer.epoch.0.to_le_bytes();
     let transcript: [&[u8]; 3] = [&epoch, &hello, &challenge];
-    token.verify(Side::Compute, &transcript, &proof)?;
+    token.verify(Side::Compute, &transcript, &proof).map_err(Fault::error)?;
     Ok(Guest { offer, proof: token.prove(Side::Node, &transcript) })
 }
 

@@ -52,8 +52,8 @@
 //!
 //! # The parts
 //!
-//! [`Connection`] is the compute process's side, shared by threads. [`DirectReader`] is a side that only reads and
-//! takes no memory, for a handler of page faults. [`Server`] is the node's side, over a [`Service`]. Under them is a
+//! [`Connection`] is the compute process's side, shared by threads. [`DirectConnection`] only reads and writes,
+//! and takes no memory, for a handler of page faults. [`Server`] is the node's side, over a [`Service`]. Under them is a
 //! [`Transport`](transport::Transport): TCP, unix sockets, a pair in one process that can be paced, or a simulated
 //! network.
 //!
@@ -138,7 +138,7 @@ pub mod transport;
 pub use client::{Batches, Canceller, Connection, Outcome, Pending, Timeouts};
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use codec::{Entry, List, Payload};
-pub use direct::DirectReader;
+pub use direct::{DIRECT_EXTENTS_MAX, DirectConnection};
 pub use fault::Fault;
 pub use frame::{Epoch, Flags, Head, Kind, RequestId};
 pub use hello::{Agreement, Hello, Identity, NodeFacts, Offer};

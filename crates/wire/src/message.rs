@@ -32,6 +32,16 @@ const TEXT_BYTES_MAX: usize = 4 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u64);
 
+impl Place {
+    /// Where a `READ` finds what was published last: 32 bytes, which are the root u64, its number u64 (zero: nothing
+    /// was published), XXH3-64 of these 16 bytes, and 8 zeroes.
+    pub const ROOT: Place = Place(u64::MAX << 12);
+
+    /// In a `DEREGISTER`: all places of the same tablespace that other clients registered, and what they published.
+    /// So a process that comes after another one need not know what that had.
+    pub const OTHERS: Place = Place(u64::MAX);
+}
+
 /// So many bytes at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
@@ -269,7 +279,7 @@ impl<'a> Refusal<'a> {
     }
 }
 
-const DONE_CANCELLED: u32 = 1;
+pub(crate) const DONE_CANCELLED: u32 = 1;
 
 const HAS_DETAIL: u8 = 1;
 const HAS_HINT: u8 = 2;

@@ -111,7 +111,7 @@ impl<S> fmt::Debug for Server<S> {
 
 impl<S: Service> Server<S> {
     pub fn new(service: S, token: Token, config: ServerConfig) -> Result<Arc<Server<S>>> {
-        config.limits.check()?;
+        config.limits.check().map_err(Fault::error)?;
         Ok(Arc::new(Server {
             service,
             token,
@@ -189,7 +189,7 @@ impl<S: Service> Server<S> {
         };
         let Some(number) = number else {
             let limit = self.config.connections as u64;
-            let error = Error::from(Fault::Busy { what: "connections", limit });
+            let error = Fault::Busy { what: "connections", limit }.error();
             hello::refuse(&mut halves, &error);
             return Err(error);
         };
@@ -236,7 +236,7 @@ impl<S: Service> Server<S> {
         let let_in = self
             .fences
             .admit(&gate, admission.epoch, self.config.patience)
-            .and_then(|()| agreement.limits.check().map_err(Error::from))
+            .and_then(|()| agreement.limits.check().map_err(Fault::error))
             .and_then(|()| self.service.begun(&offer).inspect_err(|_| self.fences.leave(&gate)));
         if let Err(error) = let_in {
             let _ = hello::send_refusal(&mut halves, offer.epoch, &error);
@@ -250,7 +250,7 @@ impl<S: Service> Server<S> {
             if fault.code() != SqlState::CONNECTION_FAILURE {
                 wire.tell(fault);
             }
-            Err(fault.into())
+            Err(fault.error())
         });
         gate.close(Fault::Closed("it is over"));
         wire.give_up();
@@ -438,7 +438,7 @@ impl Wire {
 
     /// Tells the peer why the connection ends, if that can be done without waiting.
     fn tell(&self, fault: Fault) {
-        let error = Error::from(fault);
+        let error = fault.error();
         let mut body = Vec::new();
         let flags = Flags::ANSWER.with(Flags::LAST);
         let encoded = Answer::Error(Refusal::of(&error)).encode(&mut body);
@@ -507,7 +507,7 @@ impl Wire {
             }
         };
         if let Some(fault) = refused {
-            let error = Error::from(fault);
+            let error = fault.error();
             self.send(head.request, &Answer::Error(Refusal::of(&error)), true)?;
             return Ok(None);
         }
@@ -583,7 +583,7 @@ impl Responder {
             answer => answer,
         };
         self.forget();
-        Ok(self.wire.send(self.number, &answer, true)?)
+        self.wire.send(self.number, &answer, true).map_err(Fault::error)
     }
 
     /// Gives the request's place back. Before its last frame goes: the peer counts as few as this side then, or more.
@@ -648,7 +648,7 @@ impl Responder {
                     return self.cancelled();
                 }
                 let answer = Answer::Data { offset, payload: Payload::Pieces(&frame) };
-                self.wire.send(self.number, &answer, last)?;
+                self.wire.send(self.number, &answer, last).map_err(Fault::error)?;
                 if last {
                     return Ok(());
                 }
@@ -668,7 +668,7 @@ impl Responder {
     pub fn batch(&mut self, bytes: &[u8]) -> Result<()> {
         let (asked, limit) = (bytes.len() as u64, u64::from(self.limits().batch_bytes));
         if asked > limit {
-            return Err(Fault::Beyond { what: "bytes of a batch", asked, limit }.into());
+            return Err(Fault::Beyond { what: "bytes of a batch", asked, limit }.error());
         }
         if self.task.kind != Kind::Fragment {
             return Err(Error::internal("rows answer a request for none"));
@@ -678,12 +678,12 @@ impl Responder {
             (credit, _) = wait_for(&self.task.changed, credit, TICK);
         }
         if self.is_cancelled() {
-            return Err(Fault::Cancelled.into());
+            return Err(Fault::Cancelled.error());
         }
         credit.used += asked;
         drop(credit);
         let number = self.task.batches.fetch_add(1, Ordering::Relaxed);
-        Ok(self.wire.send(self.number, &Answer::Batch { number, payload: bytes }, false)?)
+        self.wire.send(self.number, &Answer::Batch { number, payload: bytes }, false).map_err(Fault::error)
     }
 }
 

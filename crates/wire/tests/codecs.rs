@@ -356,7 +356,7 @@ fn other_versions_and_other_protocols_are_told_apart() {
     offer[12..16].copy_from_slice(&[2, 0, 3, 0]);
     let refused = Hello::decode(&offer, Epoch(1)).unwrap_err();
     assert_eq!(refused, Fault::UnknownVersions { oldest: 2, newest: 3 });
-    let error = Error::from(refused);
+    let error = refused.error();
     assert_eq!(error.code(), SqlState::FEATURE_NOT_SUPPORTED);
     assert_eq!(error.message(), "protocol versions 2 to 3 are not supported");
     // All that a later version has behind its number may be anything.

@@ -15,8 +15,8 @@ use tidepool_wire::transport::Transport;
 use tidepool_wire::transport::local::Link;
 use tidepool_wire::transport::stream::{Listener, connect_tcp, connect_unix};
 use tidepool_wire::{
-    Allocation, Connection, DirectReader, Fault, Limits, List, Offer, Outcome, Place, Request, Server, ServerConfig,
-    Timeouts,
+    Allocation, Connection, DirectConnection, Fault, Limits, List, Offer, Outcome, Place, Request, Server,
+    ServerConfig, Timeouts,
 };
 
 const LONG: Duration = Duration::from_secs(120);
@@ -207,7 +207,7 @@ fn one_thread_reads_directly() {
                 *byte = ((at * 31) >> 5) as u8;
             }
         }
-        let mut reader = DirectReader::open((node.connect)(), &offer(1, 1, 3, 1), &token(), LONG).unwrap();
+        let mut reader = DirectConnection::open((node.connect)(), &offer(1, 1, 3, 1), &token(), LONG).unwrap();
         for (place, len) in [(0, 1), (17, 4096), (4096, 65_536), (1, 5_000_000), (9, 0)] {
             let mut bytes = vec![0; len];
             let halves = [extent(place, len as u32 / 2), extent(place + len as u64 / 2, (len - len / 2) as u32)];
@@ -222,6 +222,32 @@ fn one_thread_reads_directly() {
         let fenced = reader.read_into(&[extent(5, 10)], &mut [0; 10], LONG).unwrap_err();
         assert!([SqlState::ADMIN_SHUTDOWN, SqlState::CONNECTION_FAILURE].contains(&fenced.code()), "{fenced:?}");
         assert_eq!(reader.read_into(&[extent(5, 10)], &mut [0; 10], LONG), Err(fenced));
+    });
+}
+
+#[test]
+fn one_thread_writes_directly() {
+    over_each(5 << 20, ServerConfig::default(), |node| {
+        let mut direct = DirectConnection::open((node.connect)(), &offer(1, 1, 3, 1), &token(), LONG).unwrap();
+        let pages: Vec<Vec<u8>> = (0..32_u8).map(|number| vec![number + 1; 100_000]).collect();
+        let pieces: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+        // Last first, with a gap between them.
+        let extents: Vec<_> = (0..32_u64).map(|number| extent((31 - number) * 120_000, 100_000)).collect();
+        direct.flush(0, &extents, &pieces, LONG).unwrap();
+        for (number, extent) in extents.iter().enumerate() {
+            let start = extent.place.0 as usize;
+            let memory = lock(&node.memory.memory);
+            assert!(memory[start..start + 100_000].iter().all(|byte| *byte == number as u8 + 1));
+            assert!(memory[start + 100_000..start + 120_000].iter().all(|byte| *byte == 0));
+        }
+        let refused = direct.flush(0, &[extent(1 << 40, 5)], &[b"12345"], LONG);
+        assert_eq!(refused, Err(Fault::Refused(SqlState::INVALID_PARAMETER_VALUE)));
+        // More than a frame takes is refused here, and what was refused ends no connection.
+        let much = vec![0; 4 << 20];
+        let beyond = direct.flush(0, &[extent(0, much.len() as u32)], &[&much], LONG);
+        assert!(matches!(beyond, Err(Fault::Beyond { .. })), "{beyond:?}");
+        direct.flush(0, &[extent(3, 2)], &[b"ab"], LONG).unwrap();
+        assert_eq!(lock(&node.memory.memory)[2..6], [32, b'a', b'b', 32]);
     });
 }
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The repository's folder.
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     crate::crate_folder().join("../..").canonicalize().unwrap()
 }
 
@@ -187,7 +187,7 @@ fn every_metric_is_described() {
 }
 
 /// The blocks of SQL of a page, in order.
-fn statements(page: &str) -> Vec<&str> {
+pub fn statements(page: &str) -> Vec<&str> {
     page.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 

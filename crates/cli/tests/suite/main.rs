@@ -23,6 +23,7 @@ mod kept;
 mod kills;
 mod lock_table;
 mod locking;
+mod memory_node;
 mod overtaken;
 mod paged;
 mod panics;

@@ -17,10 +17,11 @@ pub(super) struct SpaceSpec {
 
 impl SpaceSpec {
     /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on,populate=SIZE`, parts in any order; a size alone will do. Several locations, each
-    /// with its weight, are a list: `numa:0*3,numa:1*1,size=8GB,profile=none+NAME`.
+    /// with its weight, are a list: `numa:0*3,numa:1*1,size=8GB,profile=none+NAME`. What belongs to a node follows it:
+    /// `node:HOST:PORT,cache=SIZE,size=SIZE`.
     pub(super) fn parse(text: &str) -> Result<SpaceSpec> {
         let mut spec = SpaceSpec::default();
-        let mut locations: Vec<&str> = Vec::new();
+        let (mut locations, mut at_node): (Vec<&str>, Vec<&str>) = Default::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             match part.split_once('=') {
                 Some(("size", size)) => spec.size_bytes = Some(size.parse::<ByteSize>()?.0),
@@ -33,6 +34,10 @@ impl SpaceSpec {
                         other => return Err(invalid(format!("huge_pages must be on or off, not \"{other}\""))),
                     });
                 }
+                // Of the node that was named before.
+                Some(("cache" | "token" | "policy", _)) if locations.last().is_some_and(|last| last.starts_with("node:")) => {
+                    at_node.push(part);
+                }
                 Some((key, _)) if !key.contains(':') => {
                     return Err(invalid(format!("unknown part \"{key}\""))
                         .with_hint("Write LOCATION,size=SIZE,profile=NAME,huge_pages=on,populate=SIZE."));
@@ -44,7 +49,9 @@ impl SpaceSpec {
             }
         }
         if !locations.is_empty() {
-            spec.location = Some(locations.join(", ").parse()?);
+            let text = locations.join(", ");
+            let options: String = at_node.iter().flat_map(|option| [",", option]).collect();
+            spec.location = Some((text + &options).parse()?);
         }
         Ok(spec)
     }

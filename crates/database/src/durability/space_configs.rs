@@ -3,11 +3,13 @@
 use crate::Config;
 use crate::durability::log_home::missing;
 use crate::durability::storage::{Finds, LogPlace, Manifest, SavedAlteration, SavedTablespace, Storage};
+use crate::nodes::Nodes;
 use crate::pool_host::PoolHost;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
 use tidepool_device::Location;
+use tidepool_device::remote::Absence;
 use tidepool_tablespace::{Tablespace, TablespaceConfig, Tablespaces};
 
 /// The tablespaces of a database, as they are to be opened.
@@ -52,14 +54,20 @@ impl SpaceConfigs {
     }
 
     /// Opens all. `pool`: what those at `pool:` lease from. `storage`: the data folder, if it had a manifest, and where that says
-    /// the log is. Where it has all that a device had, memory takes the place of one that cannot be opened. XX001 when a tablespace does not hold the log that it should.
+    /// the log is. `nodes`: who asks for those at memory nodes. Where it has all that a device had, memory takes the place of one that cannot be opened. XX001 when a tablespace does not hold the log that it should.
     pub fn open(
         &self,
         finds: &Finds,
         pool: Option<&PoolHost>,
         storage: Option<(&Storage, Option<&LogPlace>)>,
+        nodes: &Nodes,
     ) -> Result<Tablespaces> {
+        // A database that has rows starts without its nodes, as its files have all of them.
+        let absence = if storage.is_some() { Absence::Awaited } else { Absence::Refused };
         let open = |id, config: TablespaceConfig| {
+            if let Some(opened) = nodes.open(id, &config, absence) {
+                return opened;
+            }
             if let Some(pool) = pool.filter(|_| config.location == Location::Pool) {
                 return pool.open(id, config);
             }

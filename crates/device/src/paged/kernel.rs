@@ -101,7 +101,7 @@ const _: () = assert!(size_of::<Message>() == 32);
 
 /// A fault that waits for its resolution.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     pub address: usize,
     pub write: bool,
 }
@@ -110,7 +110,7 @@ pub(super) struct Fault {
 const MEMORY_TRIES: u32 = 5_000;
 
 #[derive(Debug)]
-pub(super) struct Userfault(OwnedFd);
+pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
     /// 42501 where the process may not, 0A000 where the kernel cannot.
@@ -135,13 +135,25 @@ impl Userfault {
 
     /// Maps the page at `to`, which is missing, with the content of the one at `from`.
     pub fn copy(&self, to: usize, from: *const u8, writable: bool) {
-        let mut tries = 0;
+        self.copy_run(to, from, 1, writable);
+    }
+
+    /// Maps `pages` pages from `to` on, which are all missing, with the content of those from `from` on.
+    pub fn copy_run(&self, to: usize, from: *const u8, pages: usize, writable: bool) {
+        let (mut tries, mut done, len) = (0, 0, pages * PAGE_BYTES);
         loop {
             let mode = if writable { 0 } else { COPY_MODE_WP };
-            let mut copy = Copy { to: to as u64, from: from.addr() as u64, len: PAGE_BYTES as u64, mode, copied: 0 };
+            let (to, from, left) = ((to + done) as u64, (from.addr() + done) as u64, (len - done) as u64);
+            let mut copy = Copy { to, from, len: left, mode, copied: 0 };
             match raw_ioctl(self.0.as_raw_fd(), IOC_COPY, &mut copy) {
                 0 => return,
-                libc::EAGAIN | libc::EINTR => {}
+                libc::EAGAIN | libc::EINTR => {
+                    // Some pages of several may be there.
+                    done += copy.copied.max(0) as usize;
+                    if done == len {
+                        return;
+                    }
+                }
                 libc::ENOMEM if tries < MEMORY_TRIES => {
                     tries += 1;
                     pause_ms(1);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 ///
 /// Plain numbers, computed beforehand: a signal handler asks.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     read_latency_ns: u64,
     read_ns: u64,
     write_ns: u64,

@@ -24,8 +24,8 @@ mod backing;
 mod kernel;
 mod link;
 mod signal;
-mod space;
-mod storage;
+pub(crate) mod space;
+pub(crate) mod storage;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -35,6 +35,7 @@ pub use kernel::Handling;
 pub use table::{OWNERS_MAX, Places};
 
 use crate::links::monotonic_ns as now_ns;
+use crate::remote::{self, Absence, Keeper, NodeCounters, NodeSettings, NodeStore, Policy, Tenant};
 use crate::{Location, PAGE_BYTES, Profile};
 use backing::Backing;
 use kernel::Userfault;
@@ -46,7 +47,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use storage::SystemBox;
-use table::{Memory, Table};
+use table::{Memory, Replacement, SENT_MAX, Table};
 use threads::HandlerThreads;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 
@@ -58,6 +59,12 @@ pub const CACHE_BYTES_MIN: u64 = 1 << 20;
 
 /// Most that a thread's costs beyond the network's are credited: what unmapping a batch of pages takes.
 const CREDIT_NS_MAX: i64 = 200_000;
+
+/// How much of a managed cache pages of protected owners may take before they leave it as others do, percent.
+const PROTECTED_SHARE: u8 = 50;
+
+/// Bytes that are brought together around those that are named: one request's.
+const EXTENT_BYTES: usize = SENT_MAX * PAGE_BYTES;
 
 /// Waits of more tries than this let others run.
 const SPINS: u32 = 100;
@@ -72,6 +79,8 @@ pub struct PagingCounters {
     pub faults: u64,
     /// Pages that came over the network.
     pub fetched: u64,
+    /// Of those, pages that came before they were touched, because it was said that they would be.
+    pub brought: u64,
     /// Touched for the first time: nothing to fetch.
     pub zeroed: u64,
     /// Unmapped but still in the cache.
@@ -98,6 +107,7 @@ impl PagingCounters {
         PagingCounters {
             faults: self.faults - before.faults,
             fetched: self.fetched - before.fetched,
+            brought: self.brought - before.brought,
             zeroed: self.zeroed - before.zeroed,
             soft: self.soft - before.soft,
             unprotected: self.unprotected - before.unprotected,
@@ -140,7 +150,8 @@ impl Mechanism {
         let pages = 2 * FAULTS_MEASURED;
         let cache = pages / 2;
         let len = pages * PAGE_BYTES;
-        let paged = Paged::new(&Location::Anon, len, len, cache, None, handling, Mechanism::NONE)?;
+        let far = Far { remote: &Location::Anon, profile: None, node: None };
+        let paged = Paged::new(far, len, len, cache, handling, Mechanism::NONE)?;
         let page = |index: usize| paged.base().as_ptr().wrapping_add(index * PAGE_BYTES);
         for index in 0..pages {
             // SAFETY: a page of the window, which nobody else knows of.
@@ -186,10 +197,30 @@ pub fn available() -> Result<(Handling, Mechanism)> {
     }
 }
 
+/// Where pages are that are not in the cache.
+struct Far<'a> {
+    /// Memory that stands for the remote node's, or has the frames of one.
+    remote: &'a Location,
+    /// Of the network, where it is emulated.
+    profile: Option<&'a Profile>,
+    node: Option<AtNode<'a>>,
+}
+
+/// Memory at a node: which one, who asks for it, and how it is used.
+#[derive(Clone, Copy, Debug)]
+pub struct AtNode<'a> {
+    pub node: &'a NodeSettings,
+    pub tenant: &'a Tenant,
+    pub absence: Absence,
+    /// Owners whose pages stay in a managed cache before others' do, a bit each ([`Paged::set_owner`]).
+    pub protected: u32,
+}
+
 /// Memory that is mapped and unmapped page by page. Unmapped on drop.
 #[derive(Debug)]
 pub struct Paged {
     // Dropped in this order: from then on no fault is resolved.
+    _keeper: Option<Keeper>,
     _threads: Option<HandlerThreads>,
     _registration: signal::Registration,
     backing: Backing,
@@ -224,7 +255,21 @@ impl Paged {
         let len = page_bytes(size);
         let most = page_bytes(most.min(BYTES_MAX)).max(len);
         let (handling, mechanism) = available()?;
-        Paged::new(remote, len, most, cache as usize / PAGE_BYTES, profile, handling, mechanism)
+        let far = Far { remote, profile, node: None };
+        Paged::new(far, len, most, cache as usize / PAGE_BYTES, handling, mechanism)
+    }
+
+    /// As `open`, with the pages of a memory node, over the real network. Once this has returned, the node may come and
+    /// go.
+    pub fn open_at_node(at: AtNode<'_>, size: u64, most: u64, cache: u64) -> Result<Paged> {
+        Paged::check_sizes(size, cache)?;
+        remote::check_size(size)?;
+        let len = page_bytes(size);
+        let most = page_bytes(most.min(BYTES_MAX)).max(len);
+        let (handling, mechanism) = available()?;
+        // Frames are this machine's own memory.
+        let far = Far { remote: &Location::Anon, profile: None, node: Some(at) };
+        Paged::new(far, len, most, cache as usize / PAGE_BYTES, handling, mechanism)
     }
 
     /// Whether there can be paged memory of `size` bytes with a cache of `cache`; 22023 if not.
@@ -232,7 +277,7 @@ impl Paged {
         if cache < CACHE_BYTES_MIN {
             return Err(invalid(format!("a cache of {} is too small for paged memory", ByteSize(cache)))
                 .with_detail(format!("It takes {} at least.", ByteSize(CACHE_BYTES_MIN)))
-                .with_hint("Write a larger cache, as in paged:64MB:anon:."));
+                .with_hint("Write a larger cache, as in paged:64MB:anon: or node:HOST:PORT,cache=64MB."));
         }
         if cache > size {
             return Err(invalid(format!(
@@ -240,7 +285,7 @@ impl Paged {
                 ByteSize(cache),
                 ByteSize(size)
             ))
-            .with_hint("Write a share of it, as in paged:25%:anon:, or a larger size."));
+            .with_hint("Write a share of it, as in paged:25%:anon: or node:HOST:PORT,cache=25%, or a larger size."));
         }
         if size > BYTES_MAX {
             return Err(invalid(format!("paged memory of {} is too large", ByteSize(size)))
@@ -250,27 +295,37 @@ impl Paged {
     }
 
     fn new(
-        remote: &Location,
+        far: Far<'_>,
         len: usize,
         most: usize,
         cache_pages: usize,
-        profile: Option<&Profile>,
         handling: Handling,
         mechanism: Mechanism,
     ) -> Result<Paged> {
+        let Far { remote, profile, node } = far;
+        let replacement = match node {
+            Some(AtNode { node, protected, .. }) if node.policy == Policy::Managed => {
+                Replacement::Midpoint { protected, share: PROTECTED_SHARE }
+            }
+            _ => Replacement::SegmentedFifo,
+        };
         let userfault = Userfault::open(handling)?;
         let backing = Backing::new(remote, len, most, &userfault)?;
         let (start, reserved) = (backing.base().as_ptr().expose_provenance(), backing.reserved());
         let no_memory = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory for the books of paged memory");
         let pages = (reserved as u64).min(BYTES_MAX) / PAGE_BYTES as u64;
+        let copy = backing.copy().as_ptr().expose_provenance();
+        let store =
+            node.map(|at| NodeStore::open(at.node, at.tenant, len, pages as u32, copy, at.absence)).transpose()?;
         let space = Space {
             window: start,
-            copy: backing.copy().as_ptr().expose_provenance(),
+            copy,
+            store,
             userfault,
             process: process_for_advice(backing.base()),
             handling,
             mechanism,
-            table: Table::new(pages as u32, cache_pages as u32).ok_or_else(no_memory)?,
+            table: Table::new(pages as u32, cache_pages as u32, replacement).ok_or_else(no_memory)?,
             link: profile.map(Link::new),
             counters: Counters::default(),
         };
@@ -284,7 +339,8 @@ impl Paged {
             Handling::FaultingThread => None,
             Handling::HandlerThreads => Some(HandlerThreads::start(&space)?),
         };
-        Ok(Paged { _threads: threads, _registration: registration, backing, space })
+        let keeper = space.store.is_some().then(|| Keeper::start(&space)).transpose()?;
+        Ok(Paged { _keeper: keeper, _threads: threads, _registration: registration, backing, space })
     }
 
     pub fn base(&self) -> NonNull<u8> {
@@ -310,7 +366,11 @@ impl Paged {
     /// # Panics
     /// When that is less than it has, or more than it has addresses for.
     pub fn grow(&self, len: usize) -> Result<()> {
-        self.backing.grow(page_bytes(len as u64), &self.space.userfault)
+        let len = page_bytes(len as u64);
+        match &self.space.store {
+            Some(store) => store.grow(len, || self.backing.grow(len, &self.space.userfault)),
+            None => self.backing.grow(len, &self.space.userfault),
+        }
     }
 
     /// Cuts it off after `len` bytes, rounded up to whole pages: memory and addresses behind are the system's again. A cache
@@ -329,7 +389,8 @@ impl Paged {
         if self.cache_bytes() > len as u64 {
             self.set_cache_bytes(len as u64);
         }
-        unmapped
+        let given = self.space.store.as_ref().map_or(Ok(()), |store| store.shrink(len));
+        unmapped.and(given)
     }
 
     /// Empties the whole pages inside of `range` (byte offsets), which nobody uses: they read as zeroes afterwards.
@@ -337,6 +398,76 @@ impl Paged {
         if let Some(pages) = self.pages(range) {
             self.space.table.release(pages, &*self.space);
         }
+    }
+
+    /// Whether it is worth to say which bytes will be read.
+    pub fn is_told(&self) -> bool {
+        self.space.table.is_told()
+    }
+
+    /// Brings the extents of 64 kB that `range` (byte offsets) lies in, as far as they are not in the cache, an extent at a
+    /// time: the range is about to be read from end to end. Of a range that would take much of the cache, the first part.
+    pub fn bring(&self, range: Range<usize>) {
+        if !self.is_told() {
+            return;
+        }
+        let most = (self.cache_bytes() as usize / 8).max(EXTENT_BYTES);
+        let start = range.start / EXTENT_BYTES * EXTENT_BYTES;
+        let end = range.end.next_multiple_of(EXTENT_BYTES).min(self.len()).min(start.saturating_add(most));
+        for extent in (start..end).step_by(EXTENT_BYTES) {
+            let pages = extent / PAGE_BYTES..(extent + EXTENT_BYTES).min(end) / PAGE_BYTES;
+            let mut wanted = [0; SENT_MAX];
+            let mut count = 0;
+            for page in pages.map(|page| page as u32).filter(|page| self.space.table.is_remote(*page)) {
+                wanted[count] = page;
+                count += 1;
+            }
+            // A page alone comes as well by a fault, if it is wanted at all.
+            if count > 1 && !self.bring_together(&wanted[..count]) {
+                return;
+            }
+        }
+    }
+
+    /// Brings the pages that hold these bytes (offsets): they are about to be read, wherever each is.
+    pub fn bring_each(&self, offsets: impl Iterator<Item = usize>) {
+        if !self.is_told() {
+            return;
+        }
+        let mut wanted = [0; SENT_MAX];
+        let mut count = 0;
+        for offset in offsets {
+            let page = (offset / PAGE_BYTES) as u32;
+            if offset < self.len() && self.space.table.is_remote(page) && !wanted[..count].contains(&page) {
+                wanted[count] = page;
+                count += 1;
+                if count == SENT_MAX {
+                    wanted.sort_unstable();
+                    if !self.bring_together(&wanted) {
+                        return;
+                    }
+                    count = 0;
+                }
+            }
+        }
+        if count > 1 {
+            wanted[..count].sort_unstable();
+            self.bring_together(&wanted[..count]);
+        }
+    }
+
+    /// False: there is no room for more at the moment.
+    fn bring_together(&self, pages: &[u32]) -> bool {
+        let waited_before_ns = remote::waited_ns();
+        let (brought, outcome) = self.space.table.bring(pages, &*self.space);
+        let counters = &self.space.counters;
+        let add = |counter: &AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        add(&counters.fetched, brought.into());
+        add(&counters.brought, brought.into());
+        add(&counters.evicted, outcome.evicted.into());
+        add(&counters.written_back, outcome.written_back.into());
+        add(&counters.waited_ns, remote::waited_ns() - waited_before_ns);
+        brought > 0
     }
 
     /// Notes that the whole pages inside of `range` (byte offsets) are counted for `owner`, below [`OWNERS_MAX`].
@@ -377,7 +508,16 @@ impl Paged {
 
     /// What this machine holds for all of it: mapped pages, and copies, which a page may have beside being mapped.
     pub fn resident_bytes(&self) -> u64 {
-        bytes(self.space.table.active()) + self.space.table.stored() * PAGE_BYTES as u64
+        let copies = match &self.space.store {
+            Some(store) => store.frames.bytes(),
+            None => self.space.table.stored() * PAGE_BYTES as u64,
+        };
+        bytes(self.space.table.active()) + copies
+    }
+
+    /// How it is with the memory node, if there is one.
+    pub fn node(&self) -> Option<NodeCounters> {
+        self.space.store.as_ref().map(NodeStore::counters)
     }
 
     pub fn mechanism(&self) -> Mechanism {
@@ -394,6 +534,7 @@ impl Paged {
         PagingCounters {
             faults: load(&counters.faults),
             fetched: load(&counters.fetched),
+            brought: load(&counters.brought),
             zeroed: load(&counters.zeroed),
             soft: load(&counters.soft),
             unprotected: load(&counters.unprotected),

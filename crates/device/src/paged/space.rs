@@ -5,6 +5,7 @@ use super::link::Link;
 use super::table::{self, Memory, Resolution, Table, Touch};
 use super::{CREDIT_NS_MAX, Mechanism, SPINS};
 use crate::links::monotonic_ns as now_ns;
+use crate::remote::{self, EXCHANGE_PAGES, NodeStore};
 use crate::{PAGE_BYTES, stop};
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,9 +14,10 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     pub faults: AtomicU64,
     pub fetched: AtomicU64,
+    pub brought: AtomicU64,
     pub zeroed: AtomicU64,
     pub soft: AtomicU64,
     pub unprotected: AtomicU64,
@@ -29,10 +31,12 @@ pub(super) struct Counters {
 
 /// What a handler needs. In memory of the system's allocator, all of it.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(crate) struct Space {
     pub window: usize,
-    /// Where the copies are.
+    /// Where the copies are, or a node's frames.
     pub copy: usize,
+    /// Where pages come from, if that is another machine.
+    pub store: Option<NodeStore>,
     pub userfault: Userfault,
     /// This process, for `process_madvise`; `None` where the kernel lets nobody advise itself so.
     pub process: Option<OwnedFd>,
@@ -55,12 +59,17 @@ struct ZeroPage([u8; PAGE_BYTES]);
 static ZERO_PAGE: ZeroPage = ZeroPage([0; PAGE_BYTES]);
 
 impl Space {
+    pub fn node(&self) -> Option<&NodeStore> {
+        self.store.as_ref()
+    }
+
     pub fn resolve(&self, address: usize, touch: Touch) {
         let entered_ns = now_ns();
         let page = ((address - self.window) / PAGE_BYTES) as u32;
         // A handler thread waits for whoever faults: nothing of one fault may be credited against another's.
         let credit_ns = if self.handling == Handling::FaultingThread { CREDIT_NS.get() } else { 0 };
         let (mut modelled_ns, mut waited_ns, mut shared_ns) = (0, 0, 0);
+        let waited_before_ns = remote::waited_ns();
         let outcome = self.table.fault(page, touch, self, |fetched, written_back| {
             let Some(link) = &self.link else { return };
             modelled_ns = link.charge(entered_ns, fetched, written_back);
@@ -74,6 +83,8 @@ impl Space {
             }
             waited_ns = after_ns - before_ns;
         });
+        // Of a network that is real.
+        waited_ns += remote::waited_ns() - waited_before_ns;
         let inside_ns = now_ns() - entered_ns;
         let counters = &self.counters;
         let count = |counter: &AtomicU64, by: u64| {
@@ -81,7 +92,7 @@ impl Space {
                 counter.fetch_add(by, Ordering::Relaxed);
             }
         };
-        let mut mechanism_ns = inside_ns - waited_ns + self.mechanism.delivery_ns;
+        let mut mechanism_ns = inside_ns.saturating_sub(waited_ns) + self.mechanism.delivery_ns;
         match outcome.resolution {
             Resolution::Already => {
                 // Whoever comes second to a page on its way waits for it as well.
@@ -160,7 +171,52 @@ fn advise_process(process: RawFd, ranges: &[libc::iovec]) -> bool {
 }
 
 impl Memory for Space {
+    fn keeps_copies(&self) -> bool {
+        self.store.is_none()
+    }
+
+    fn sends_at_once(&self) -> usize {
+        if self.store.is_some() { EXCHANGE_PAGES } else { 1 }
+    }
+
+    fn send(&self, pages: &[u32]) {
+        if let Some(store) = &self.store {
+            store.send(pages);
+        }
+    }
+
+    fn left(&self, page: u32) {
+        if let Some(store) = &self.store {
+            store.frames.give(page);
+        }
+    }
+
+    fn map_together(&self, pages: &[u32]) {
+        let Some(store) = &self.store else {
+            return pages.iter().for_each(|page| self.map(*page, true, false));
+        };
+        store.fetch(pages, |from| {
+            let mut start = 0;
+            while start < pages.len() {
+                let run = 1 + pages[start..].windows(2).take_while(|pair| pair[0] + 1 == pair[1]).count();
+                let from = from.wrapping_add(start * PAGE_BYTES);
+                self.userfault.copy_run(self.address(pages[start]), from, run, false);
+                start += run;
+            }
+        });
+    }
+
     fn map(&self, page: u32, stored: bool, writable: bool) {
+        if let Some(store) = self.store.as_ref().filter(|_| stored) {
+            match store.frames.of(page) {
+                Some(frame) => {
+                    self.userfault.copy(self.address(page), ptr::with_exposed_provenance(frame), writable);
+                    store.frames.give(page);
+                }
+                None => store.fetch(&[page], |from| self.userfault.copy(self.address(page), from, writable)),
+            }
+            return;
+        }
         let from = if stored { self.copy_of(page).cast_const() } else { ZERO_PAGE.0.as_ptr() };
         self.userfault.copy(self.address(page), from, writable);
     }
@@ -175,9 +231,13 @@ impl Memory for Space {
 
     fn copy_out(&self, page: u32) {
         let from = ptr::with_exposed_provenance::<u8>(self.address(page));
-        // SAFETY: a page of the window that is mapped and protected: nobody writes it. Its copy is the page table's alone
-        // while the page is locked.
-        unsafe { ptr::copy_nonoverlapping(from, self.copy_of(page), PAGE_BYTES) };
+        let to = match &self.store {
+            Some(store) => ptr::with_exposed_provenance_mut(store.frames.take(page)),
+            None => self.copy_of(page),
+        };
+        // SAFETY: a page of the window that is mapped and protected: nobody writes it. Its copy, or its frame, is the page
+        // table's alone while the page is locked.
+        unsafe { ptr::copy_nonoverlapping(from, to, PAGE_BYTES) };
     }
 
     fn unmap(&self, runs: &[Range<u32>]) {
@@ -188,7 +248,10 @@ impl Memory for Space {
 
     fn discard(&self, run: Range<u32>) {
         self.drop_pages(self.window, &run);
-        self.drop_pages(self.copy, &run);
+        match &self.store {
+            Some(store) => run.for_each(|page| store.frames.give(page)),
+            None => self.drop_pages(self.copy, &run),
+        }
     }
 
     fn pause(&self, tries: u32) {
@@ -202,7 +265,7 @@ impl Memory for Space {
 }
 
 /// A descriptor of this process, if the kernel lets it drop pages of its own by it (from Linux 6.13 on).
-pub(super) fn process_for_advice(window: NonNull<u8>) -> Option<OwnedFd> {
+pub(crate) fn process_for_advice(window: NonNull<u8>) -> Option<OwnedFd> {
     // SAFETY: a system call that makes a descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
     // SAFETY: a descriptor that was just made.

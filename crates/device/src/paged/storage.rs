@@ -13,16 +13,20 @@ const MAPPED_BYTES_MIN: usize = 64 << 10;
 /// # Safety
 /// Zeroed memory is a valid value of the type, and the type needs no drop.
 #[cfg(not(all(test, loom)))]
-pub(super) unsafe trait Zeroable {}
+pub(crate) unsafe trait Zeroable {}
 
 #[cfg(not(all(test, loom)))]
 // SAFETY: an integer.
 unsafe impl Zeroable for std::sync::atomic::AtomicU32 {}
 
+#[cfg(not(all(test, loom)))]
+// SAFETY: an integer.
+unsafe impl Zeroable for std::sync::atomic::AtomicU64 {}
+
 /// An array of zeroes of fixed length. What is never touched of it takes no memory.
 #[cfg(not(all(test, loom)))]
 #[derive(Debug)]
-pub(super) struct Slots<T: Zeroable> {
+pub(crate) struct Slots<T: Zeroable> {
     base: NonNull<T>,
     len: usize,
 }
@@ -88,12 +92,39 @@ impl<T: Zeroable> Drop for Slots<T> {
 /// loom's atomics are no plain memory.
 #[cfg(all(test, loom))]
 #[derive(Debug)]
-pub(super) struct Slots<T>(Box<[T]>);
+pub(crate) struct Slots<T>(Box<[T]>);
 
 #[cfg(all(test, loom))]
-impl Slots<loom::sync::atomic::AtomicU32> {
+impl<T: ModelZero> Slots<T> {
     pub fn zeroed(len: usize) -> Option<Self> {
-        Some(Slots((0..len).map(|_| loom::sync::atomic::AtomicU32::new(0)).collect()))
+        Some(Slots((0..len).map(|_| T::zero()).collect()))
+    }
+}
+
+/// Zero, of what is modelled and of what is not.
+#[cfg(all(test, loom))]
+pub(crate) trait ModelZero {
+    fn zero() -> Self;
+}
+
+#[cfg(all(test, loom))]
+impl ModelZero for loom::sync::atomic::AtomicU32 {
+    fn zero() -> Self {
+        Self::new(0)
+    }
+}
+
+#[cfg(all(test, loom))]
+impl ModelZero for std::sync::atomic::AtomicU32 {
+    fn zero() -> Self {
+        Self::new(0)
+    }
+}
+
+#[cfg(all(test, loom))]
+impl ModelZero for std::sync::atomic::AtomicU64 {
+    fn zero() -> Self {
+        Self::new(0)
     }
 }
 
@@ -108,7 +139,7 @@ impl<T> Deref for Slots<T> {
 
 /// A value in memory of the system's allocator.
 #[derive(Debug)]
-pub(super) struct SystemBox<T>(NonNull<T>);
+pub(crate) struct SystemBox<T>(NonNull<T>);
 
 // SAFETY: owns its value, as a box does.
 unsafe impl<T: Send> Send for SystemBox<T> {}

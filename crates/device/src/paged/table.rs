@@ -21,6 +21,12 @@
 //! back to the head of the active list without any network. A page leaves the cache at the end of the inactive list, which
 //! is kept at a quarter of the cache. As long as the cache has room, nothing is unmapped.
 //!
+//! Under [`Replacement::Midpoint`], which is for memory that has hints, mapped pages are in two lists, as in InnoDB: one that
+//! comes to the cache goes to the *old* one, and to the active one only when it is touched again after it was unmapped. Pages
+//! are unmapped from the old list while that is three eighths of the cache. So a scan drives out what scans brought.
+//! Pages of protected owners, which are small and touched by all, go to the active list instead of being unmapped, as long
+//! as they are no more than their share.
+//!
 //! # Locks
 //!
 //! Each page's state has a lock bit. Everything about a page, its mapping and its copy included, changes under its lock
@@ -59,6 +65,15 @@ pub const OWNERS_MAX: usize = 8;
 /// Pages that are unmapped together, so that processors drop their translations once for all of them.
 pub(super) const BATCH_MAX: usize = 32;
 
+/// Pages that go to the remote node together.
+pub(crate) const SENT_MAX: usize = 16;
+
+/// How far from the end of the inactive list pages are looked for that could go along with one.
+const SENT_SCANNED: usize = 64;
+
+/// How far from the end of a list protected pages are looked for.
+const KEPT_SCANNED: usize = 256;
+
 const PLACE: u32 = 0b11;
 const EMPTY: u32 = 0;
 const REMOTE: u32 = 1;
@@ -68,6 +83,7 @@ const LOCKED: u32 = 1 << 2;
 const WRITABLE: u32 = 1 << 3;
 const MODIFIED: u32 = 1 << 4;
 const STORED: u32 = 1 << 5;
+const OLD: u32 = 1 << 6;
 const OWNER_SHIFT: u32 = 8;
 const OWNER: u32 = (OWNERS_MAX as u32 - 1) << OWNER_SHIFT;
 
@@ -91,7 +107,25 @@ fn owner(state: u32) -> usize {
 
 /// What the table does to memory, and how it waits. Nothing here may fail, allocate, or touch a page of the window that
 /// is not mapped.
-pub(super) trait Memory {
+pub(crate) trait Memory {
+    /// Whether a page's copy stays when the page is mapped. If not, each page with content is copied out before it is
+    /// unmapped, whether it was written or not.
+    fn keeps_copies(&self) -> bool {
+        true
+    }
+    /// How many modified pages it is as well to send together.
+    fn sends_at_once(&self) -> usize {
+        1
+    }
+    /// Has the remote node take the copies of these locked, inactive pages, which were modified.
+    fn send(&self, _pages: &[u32]) {}
+    /// A locked page has left the cache: its copy is the remote node's alone.
+    fn left(&self, _page: u32) {}
+    /// Maps pages that only the remote node has, in ascending order and write-protected.
+    fn map_together(&self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.map(*page, true, false));
+    }
+
     /// Maps a page with the content of its copy, or with zeroes; write-protected unless `writable`, in one step.
     fn map(&self, page: u32, stored: bool, writable: bool);
     /// Lets a mapped page be written.
@@ -108,9 +142,19 @@ pub(super) trait Memory {
     fn pause(&self, tries: u32);
 }
 
+/// Which pages leave the cache first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replacement {
+    /// Those that came first and were not touched since they were unmapped.
+    SegmentedFifo,
+    /// Those that came and were not touched again; of `protected` owners, a bit each, none as long as they have no more than
+    /// `share` percent of the cache.
+    Midpoint { protected: u32, share: u8 },
+}
+
 /// What a thread that faulted was about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Touch {
+pub(crate) enum Touch {
     Read,
     Write,
     /// The processor did not say.
@@ -119,7 +163,7 @@ pub(super) enum Touch {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resolution {
+pub(crate) enum Resolution {
     /// Another thread had been here.
     Already,
     /// First write to a page that was read before.
@@ -133,7 +177,7 @@ pub(super) enum Resolution {
 
 /// What one fault took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     pub resolution: Resolution,
     pub evicted: u32,
     /// Of those, pages that were modified.
@@ -166,7 +210,7 @@ impl List {
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     states: Slots<AtomicU32>,
     /// Towards the tail.
     next: Slots<AtomicU32>,
@@ -175,7 +219,10 @@ pub(super) struct Table {
     /// Guards links and lists, which are atomics only because that keeps them free of unsafe code.
     lists_locked: AtomicBool,
     active: List,
+    /// Mapped as well, and not touched again so far. Empty but under [`Replacement::Midpoint`].
+    old: List,
     inactive: List,
+    replacement: Replacement,
     /// Pages in the cache, and those on their way there.
     resident: AtomicU32,
     /// At most so many.
@@ -189,8 +236,10 @@ pub(super) struct Table {
 
 impl Table {
     /// `None` when there is no memory for the books of `pages` pages. `capacity` is not zero.
-    pub fn new(pages: u32, capacity: u32) -> Option<Table> {
+    pub fn new(pages: u32, capacity: u32, replacement: Replacement) -> Option<Table> {
         Some(Table {
+            replacement,
+            old: List::new(),
             states: Slots::zeroed(pages as usize)?,
             next: Slots::zeroed(pages as usize + 1)?,
             prev: Slots::zeroed(pages as usize + 1)?,
@@ -216,7 +265,38 @@ impl Table {
 
     /// Pages in the cache that are mapped.
     pub fn active(&self) -> u32 {
-        self.active.len.load(Ordering::Relaxed)
+        self.active.len.load(Ordering::Relaxed) + self.old.len.load(Ordering::Relaxed)
+    }
+
+    /// The list that a page in this state is on.
+    fn list_of(&self, state: u32) -> &List {
+        match place(state) {
+            ACTIVE if state & OLD != 0 => &self.old,
+            ACTIVE => &self.active,
+            _ => &self.inactive,
+        }
+    }
+
+    /// Whether pages that come are old until they are touched again.
+    fn is_midpoint(&self) -> bool {
+        matches!(self.replacement, Replacement::Midpoint { .. })
+    }
+
+    /// Whether pages are brought before they are touched.
+    pub fn is_told(&self) -> bool {
+        self.is_midpoint()
+    }
+
+    /// Whether a page is to stay mapped because of whose it is.
+    fn is_protected(&self, state: u32) -> bool {
+        match self.replacement {
+            Replacement::SegmentedFifo => false,
+            Replacement::Midpoint { protected, share } => {
+                let owner = owner(state);
+                protected >> owner & 1 != 0
+                    && self.local[owner].load(Ordering::Relaxed) * 100 <= u64::from(self.capacity()) * u64::from(share)
+            }
+        }
     }
 
     /// Pages whose copy takes memory.
@@ -271,19 +351,83 @@ impl Table {
                 if before == REMOTE {
                     self.remote[owner(state)].fetch_sub(1, Ordering::Relaxed);
                 }
-                self.map_active(page, state, touch, memory);
+                let old = if self.is_midpoint() { OLD } else { 0 };
+                self.map_active(page, state | old, touch, memory);
             }
         }
         outcome
+    }
+
+    /// Brings pages that only the remote node has, as far as nobody else has them and there are frames for them at once. They
+    /// are in ascending order, and as many as go together at most. Returns how many came, and what left for them.
+    pub fn bring(&self, pages: &[u32], memory: &impl Memory) -> (u32, Outcome) {
+        let mut outcome = Outcome { resolution: Resolution::Fetched, evicted: 0, written_back: 0, demoted: 0 };
+        let mut taken = [0; SENT_MAX];
+        let mut count = 0;
+        for page in pages.iter().take(SENT_MAX) {
+            if !self.is_remote(*page) || !self.try_lock(*page) {
+                continue;
+            }
+            // A thread that waited for a frame here would hold pages while it did; and those who wait for one elsewhere
+            // hold one page each, of which there are fewer than frames.
+            if self.is_remote(*page) && self.try_take_frame(memory, &mut outcome) {
+                taken[count] = *page;
+                count += 1;
+            } else {
+                self.unlock(*page, self.states[*page as usize].load(Ordering::Relaxed));
+            }
+        }
+        let taken = &taken[..count];
+        if taken.is_empty() {
+            return (0, outcome);
+        }
+        memory.map_together(taken);
+        let old = if self.is_midpoint() { OLD } else { 0 };
+        let after = |page: &u32| with_place(self.states[*page as usize].load(Ordering::Relaxed), ACTIVE) | old;
+        self.with_lists(memory, |table| taken.iter().for_each(|page| table.push(table.list_of(after(page)), *page)));
+        for page in taken {
+            let owner = owner(after(page));
+            self.local[owner].fetch_add(1, Ordering::Relaxed);
+            self.remote[owner].fetch_sub(1, Ordering::Relaxed);
+            self.unlock(*page, after(page));
+        }
+        (count as u32, outcome)
+    }
+
+    /// Whether only the remote node has the page, as far as can be told without its lock.
+    pub fn is_remote(&self, page: u32) -> bool {
+        place(self.states[page as usize].load(Ordering::Relaxed)) == REMOTE
+    }
+
+    /// As `take_frame`, without waiting. False: there was none.
+    fn try_take_frame(&self, memory: &impl Memory, outcome: &mut Outcome) -> bool {
+        for _ in 0..8 {
+            let resident = self.resident();
+            if resident >= self.capacity() {
+                if !self.evict(memory, outcome) {
+                    return false;
+                }
+                continue;
+            }
+            if self.resident.compare_exchange(resident, resident + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                fence(Ordering::SeqCst);
+                if self.resident() <= self.capacity() {
+                    return true;
+                }
+                self.resident.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        false
     }
 
     /// Maps a locked page that has a frame, puts it at the head of the active list and unlocks it.
     fn map_active(&self, page: u32, state: u32, touch: Touch, memory: &impl Memory) {
         let writable = touch == Touch::Write;
         memory.map(page, state & STORED != 0, writable);
-        self.with_lists(memory, |table| table.push(&table.active, page));
+        let state = with_place(state, ACTIVE);
+        self.with_lists(memory, |table| table.push(table.list_of(state), page));
         let written = if writable { WRITABLE | MODIFIED } else { 0 };
-        self.unlock(page, with_place(state, ACTIVE) | written);
+        self.unlock(page, state | written);
     }
 
     /// Counts one page more as resident, after others have left if need be.
@@ -326,7 +470,10 @@ impl Table {
         // Locked by `take_from_tail`, so nobody changes it.
         let state = self.states[page as usize].load(Ordering::Relaxed);
         outcome.evicted += 1;
-        outcome.written_back += u32::from(state & MODIFIED != 0);
+        if state & MODIFIED != 0 {
+            outcome.written_back += self.send(page, memory);
+        }
+        memory.left(page);
         let place = if state & STORED != 0 { REMOTE } else { EMPTY };
         self.local[owner(state)].fetch_sub(1, Ordering::Relaxed);
         if place == REMOTE {
@@ -337,10 +484,81 @@ impl Table {
         true
     }
 
+    /// Has the remote node take a locked, modified page that was just taken from the inactive list. Others near the list's
+    /// end go along, if that is as well, and stay where they are. Returns how many went.
+    fn send(&self, page: u32, memory: &impl Memory) -> u32 {
+        let mut pages = [0; SENT_MAX];
+        pages[0] = page;
+        let most = memory.sends_at_once().clamp(1, SENT_MAX);
+        let mut count = 1;
+        if most > 1 {
+            self.with_lists(memory, |table| {
+                let mut link = table.inactive.tail.load(Ordering::Relaxed);
+                for _ in 0..SENT_SCANNED {
+                    if count == most || link == 0 {
+                        break;
+                    }
+                    let other = link - 1;
+                    link = table.prev[link as usize].load(Ordering::Relaxed);
+                    let is_modified = |page: u32| table.states[page as usize].load(Ordering::Relaxed) & MODIFIED != 0;
+                    if is_modified(other) && table.try_lock(other) {
+                        if is_modified(other) {
+                            pages[count] = other;
+                            count += 1;
+                        } else {
+                            let state = table.states[other as usize].load(Ordering::Relaxed);
+                            table.unlock(other, state);
+                        }
+                    }
+                }
+            });
+        }
+        memory.send(&pages[..count]);
+        // They are in their list still: nobody takes a locked page out of one.
+        for other in &pages[1..count] {
+            let state = self.states[*other as usize].load(Ordering::Relaxed);
+            self.unlock(*other, state & !MODIFIED);
+        }
+        count as u32
+    }
+
+    /// Locks some of the pages of `run` that are at the remote node only, and of which `wanted` says so: the first ones
+    /// that nobody has locked, as many as go together. Hands them to `with`, if there are any, and unlocks them. Returns
+    /// where the next ones may be.
+    pub fn visit_remote(
+        &self,
+        run: Range<u32>,
+        wanted: impl Fn(u32) -> bool,
+        memory: &impl Memory,
+        with: impl FnOnce(&[u32]),
+    ) -> u32 {
+        let mut pages = [0; SENT_MAX];
+        let most = memory.sends_at_once().clamp(1, SENT_MAX);
+        let (mut count, mut page) = (0, run.start);
+        while page < run.end && count < most {
+            if self.is_remote(page) && wanted(page) && self.try_lock(page) {
+                if self.is_remote(page) && wanted(page) {
+                    pages[count] = page;
+                    count += 1;
+                } else {
+                    self.unlock(page, self.states[page as usize].load(Ordering::Relaxed));
+                }
+            }
+            page += 1;
+        }
+        if count > 0 {
+            with(&pages[..count]);
+        }
+        for page in &pages[..count] {
+            self.unlock(*page, self.states[*page as usize].load(Ordering::Relaxed));
+        }
+        page
+    }
+
     /// Makes the oldest `count` active pages inactive. Returns how many there were.
     fn demote(&self, count: u32, memory: &impl Memory) -> u32 {
         let mut pages = [0; BATCH_MAX];
-        let pages = self.take_from_tail(&self.active, &mut pages[..count as usize], memory);
+        let pages = self.take_oldest(&mut pages[..count as usize], memory);
         if pages.is_empty() {
             return 0;
         }
@@ -352,13 +570,16 @@ impl Table {
             if is_writable(run.start) {
                 memory.protect(run.clone());
                 run.clone().for_each(|page| memory.copy_out(page));
+            } else if !memory.keeps_copies() {
+                let has_content = |page: &u32| self.states[*page as usize].load(Ordering::Relaxed) & STORED != 0;
+                run.clone().filter(has_content).for_each(|page| memory.copy_out(page));
             }
         }
         memory.unmap(runs_of(pages, &mut runs, |_, _| true));
         self.with_lists(memory, |table| pages.iter().for_each(|page| table.push(&table.inactive, *page)));
         for page in &*pages {
             let state = self.states[*page as usize].load(Ordering::Relaxed);
-            let mut after = with_place(state, INACTIVE) & !WRITABLE;
+            let mut after = with_place(state, INACTIVE) & !(WRITABLE | OLD);
             if state & WRITABLE != 0 && state & STORED == 0 {
                 after |= STORED;
                 self.stored.fetch_add(1, Ordering::Relaxed);
@@ -366,6 +587,52 @@ impl Table {
             self.unlock(*page, after);
         }
         pages.len() as u32
+    }
+
+    /// Takes mapped pages that are to be unmapped from their list, locked: as many as fit `into`, or fewer.
+    fn take_oldest<'a>(&self, into: &'a mut [u32], memory: &impl Memory) -> &'a mut [u32] {
+        // Whether there are others than protected pages to be had, active and old.
+        let [active, old] = match self.is_midpoint() {
+            true => self.keep_protected(into.len(), memory).map(|others| others > 0),
+            false => [true, false],
+        };
+        let is_old_full = self.old.len.load(Ordering::Relaxed) * 8 >= self.capacity() * 3;
+        let (first, second) =
+            if old && (is_old_full || !active) { (&self.old, &self.active) } else { (&self.active, &self.old) };
+        let taken = self.take_from_tail(first, into, memory).len();
+        let taken = if taken > 0 { taken } else { self.take_from_tail(second, into, memory).len() };
+        &mut into[..taken]
+    }
+
+    /// Has protected pages at the end of each list of mapped pages go to the head of the active one, until `count` others are
+    /// there. Returns how many others there were in the active list, and in the old one.
+    fn keep_protected(&self, count: usize, memory: &impl Memory) -> [usize; 2] {
+        let state = |page: u32| self.states[page as usize].load(Ordering::Relaxed);
+        self.with_lists(memory, |table| {
+            [&table.active, &table.old].map(|list| {
+                let mut link = list.tail.load(Ordering::Relaxed);
+                let mut others = 0;
+                for _ in 0..KEPT_SCANNED {
+                    if link == 0 || others == count {
+                        break;
+                    }
+                    let page = link - 1;
+                    link = table.prev[link as usize].load(Ordering::Relaxed);
+                    if table.is_protected(state(page)) && table.try_lock(page) {
+                        if table.is_protected(state(page)) {
+                            table.remove(list, page);
+                            table.push(&table.active, page);
+                            table.unlock(page, state(page) & !OLD);
+                        } else {
+                            table.unlock(page, state(page));
+                        }
+                    } else {
+                        others += 1;
+                    }
+                }
+                others
+            })
+        })
     }
 
     /// Takes the oldest pages that are not locked from a list, locked: as many as fit `into`.
@@ -398,8 +665,7 @@ impl Table {
             for page in part.clone() {
                 let state = self.lock(page, memory);
                 if is_local(state) {
-                    let list = if place(state) == ACTIVE { &self.active } else { &self.inactive };
-                    self.with_lists(memory, |table| table.remove(list, page));
+                    self.with_lists(memory, |table| table.remove(table.list_of(state), page));
                     self.local[owner(state)].fetch_sub(1, Ordering::Relaxed);
                 } else if place(state) == REMOTE {
                     self.remote[owner(state)].fetch_sub(1, Ordering::Relaxed);

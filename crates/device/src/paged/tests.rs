@@ -17,7 +17,8 @@ fn paged(size: u64, cache: u64, profile: Option<&str>) -> Option<Paged> {
 fn with_threads(size: u64, cache: u64) -> Option<Paged> {
     let pages = |bytes: u64| bytes as usize / PAGE_BYTES;
     let (handling, most) = (Handling::HandlerThreads, 4 * size as usize);
-    accepted(Paged::new(&Location::Anon, size as usize, most, pages(cache), None, handling, Mechanism::NONE))
+    let far = Far { remote: &Location::Anon, profile: None, node: None };
+    accepted(Paged::new(far, size as usize, most, pages(cache), handling, Mechanism::NONE))
 }
 
 fn accepted(result: Result<Paged>) -> Option<Paged> {

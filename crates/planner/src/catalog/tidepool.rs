@@ -333,9 +333,16 @@ fn paging(facts: &SessionFacts, rows: &mut Rows) {
             places.remote += of.remote;
         }
         let counters = paged.counters();
+        let node = paged.node();
         let ms = |ns: u64| ns as f64 / NS_PER_MS;
         rows.push([
             ("tablespace", space.name().to_owned().into()),
+            ("node_up", node.map(|node| node.is_up).into()),
+            ("node_losses", node.map(|node| node.losses).into()),
+            ("node_emptied", node.map(|node| node.emptied).into()),
+            ("fetched_from_copies", node.map(|node| node.fetched_from_copies).into()),
+            ("refilled", node.map(|node| node.refilled).into()),
+            ("exchanges", node.map(|node| node.exchanges).into()),
             ("profile", space.config().profile.as_ref().map(|profile| profile.name.clone()).into()),
             ("bytes_size", space.size_bytes().into()),
             ("bytes_cache", paged.cache_bytes().into()),

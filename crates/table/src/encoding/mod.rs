@@ -110,6 +110,17 @@ impl Rows<'_> {
             Rows::List(rows) => rows.len(),
         }
     }
+
+    /// From the first to the last, if an eighth of what lies between is among them.
+    pub fn dense(&self) -> Option<Range<usize>> {
+        match self {
+            Rows::Range(range) => Some(range.clone()),
+            Rows::List(rows) => {
+                let (first, last) = (*rows.first()? as usize, *rows.last()? as usize);
+                (rows.len() * 8 > last - first).then_some(first..last + 1)
+            }
+        }
+    }
 }
 
 impl Ints {

@@ -413,6 +413,12 @@ impl VersionMemory {
         self.space.pacer().is_some()
     }
 
+    /// Versions at these addresses are about to be read together.
+    #[inline]
+    pub(crate) fn about_to_read(&self, addresses: impl Iterator<Item = usize>) {
+        self.space.about_to_read_each(addresses);
+    }
+
     /// A version that was asked for is come to: see [`Tablespace::arrive`].
     #[inline]
     pub(crate) fn arrive(&self) {

@@ -279,6 +279,7 @@ impl RowStore {
                 }
             }
             if versions.iter().any(Option::is_some) {
+                self.memory.about_to_read(versions.iter().flatten().map(|version| version.address()));
                 self.memory.arrive();
             }
             let read = Cell::new(0);

@@ -66,6 +66,11 @@ unsafe impl Send for Version {}
 unsafe impl Sync for Version {}
 
 impl Version {
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
     /// Asks the processor to fetch what short rows have of it.
     #[inline]
     pub fn prefetch(self) {

@@ -180,6 +180,9 @@ impl<'v> RangeView<'v> {
                 *place = Some(version);
             }
         }
+        if positions.len() > 1 {
+            self.store.memory().about_to_read(versions.iter().flatten().map(|version| version.address()));
+        }
         versions
     }
 
