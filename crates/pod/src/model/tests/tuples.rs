@@ -178,7 +178,12 @@ impl<'h> Worker<'h> {
         let tuple = self.host.random(self.rows());
         let row = self.books.borrow().at_home[tuple].clone();
         if let Some((begin, image)) = row {
-            if self.tuples().move_in(tuple as u32, begin, &image, &mut self.blocks)? {
+            if self.host.random(4) == 0 {
+                // As one does who finds the row in use after all.
+                if let Some(moving) = self.tuples().reserve(tuple as u32)? {
+                    self.tuples().give_up(moving)?;
+                }
+            } else if self.tuples().move_in(tuple as u32, begin, &image, &mut self.blocks)? {
                 self.books.borrow_mut().at_home[tuple] = None;
             }
         } else if self.host.random(self.work.moves_in) == 0
