@@ -326,7 +326,8 @@ impl Range {
         let pages: Vec<&HeadPage> = pages.filter_map(|page| unsafe { page.as_ref() }).collect();
         pages.into_iter().flat_map(|page| page.0.iter()).filter_map(|head| match head.load() {
             Found::Version(version) => Some(version),
-            Found::Null | Found::TakingOut => None,
+            // What is beneath a row in the pod is the pod's member's to free.
+            Found::Null | Found::TakingOut | Found::Pod(_) => None,
         })
     }
 }
