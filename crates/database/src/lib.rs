@@ -24,6 +24,7 @@ mod encode_pool;
 pub mod follow;
 mod lsn;
 mod patience;
+pub mod pod;
 mod pool_host;
 mod process_memory;
 mod roles;

@@ -50,7 +50,24 @@ pub struct Validation<'t> {
     pub(crate) view: &'t View,
 }
 
-impl Validation<'_> {
+impl<'t> Validation<'t> {
+    /// The same that another host's transaction asks, of what this host has. `view`: one of this host, drawn since that asked.
+    pub fn for_another(
+        transactions: &'t Transactions,
+        own: Tag,
+        snapshot: CommitTs,
+        commit: CommitTs,
+        round: u32,
+        view: &'t View,
+    ) -> Validation<'t> {
+        Validation { transactions, own, snapshot: snapshot.0, commit: commit.0, round, view }
+    }
+
+    /// How often the transaction has drawn a timestamp.
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
     pub fn own(&self) -> Tag {
         self.own
     }

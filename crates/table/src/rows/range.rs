@@ -248,7 +248,7 @@ impl Range {
     }
 
     /// Marks a row as headed, before what is in its head is committed.
-    #[inline]
+    #[inline(always)]
     pub fn mark(&self, position: usize) {
         let (word, bit) = (&self.marks()[position / 64], 1 << (position % 64));
         // Nobody takes the mark off while the writer's version is in the head.

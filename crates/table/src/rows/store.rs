@@ -245,19 +245,18 @@ impl RowStore {
     ) -> Option<RowRef<'v>> {
         self.check_view(view);
         let range = self.directory.get(row.range())?;
-        let seen = match range.head(view, row.position()).map(|head| head.load()) {
-            Some(Found::Version(version)) => {
-                arrive(version);
-                self.seen_charging(view, version, 0, charge)
+        let found = range.head(view, row.position()).map(|head| head.load());
+        if let Some(Found::Version(version)) = found {
+            arrive(version);
+            match self.seen_charging(view, version, 0, charge) {
+                Seen::Image(image) => return Some(RowRef::Version(image)),
+                Seen::Deleted => return None,
+                Seen::Main => {}
             }
-            Some(Found::Pod(_)) => self.seen_in_pod(view, range, row.position()),
-            Some(Found::Null | Found::TakingOut) | None => Seen::Main,
-        };
-        match seen {
-            Seen::Image(image) => Some(RowRef::Version(image)),
-            Seen::Deleted => None,
-            Seen::Main => self.read_main(view, range, row.position()),
+        } else if let Some(Found::Pod(_)) = found {
+            return self.read_in_pod(view, range, row.position());
         }
+        self.read_main(view, range, row.position())
     }
 
     /// As `read` of each of some rows, told in their order. What memory is waited for is waited for together.

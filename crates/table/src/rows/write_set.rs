@@ -88,6 +88,8 @@ pub struct WriteSet {
     in_pod: Vec<PodWrite>,
     /// Some of the writes are of kind `Lock`.
     has_locks: bool,
+    /// What was read of rows that are not in these tables: at other hosts.
+    elsewhere: Vec<Box<dyn Reads>>,
     /// By table; of serializable transactions.
     reads: Vec<(u32, TableReads)>,
     /// Of transactions before, emptied, for their memory.
@@ -116,7 +118,7 @@ impl WriteSet {
         self.writes.len()
     }
 
-    #[inline]
+    #[inline(always)]
     fn table(&mut self, store: &Arc<RowStore>) -> u32 {
         let known = self.tables.iter().position(|table| Arc::ptr_eq(&table.store, store));
         known.unwrap_or_else(|| {
@@ -147,6 +149,11 @@ impl WriteSet {
         let table = self.table(store);
         self.writes.push((table, row, Write::Pod));
         self.in_pod.push(write);
+    }
+
+    /// Remembers, for a serializable transaction, something that was read elsewhere.
+    pub fn read_elsewhere(&mut self, read: Box<dyn Reads>) {
+        self.elsewhere.push(read);
     }
 
     /// Other hosts find what was written.
@@ -262,7 +269,8 @@ impl WriteSet {
             let exists_as_of = self.exists_as_of.unwrap_or(CommitTs(0));
             Asked { store, reads, exists_as_of }.still_hold(check)
         };
-        self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))
+        self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))?;
+        check.check(self.elsewhere.iter().map(|read| &**read))
     }
 
     /// The transaction has committed at `ts`.
@@ -371,6 +379,7 @@ impl WriteSet {
 
     fn end(&mut self) {
         self.writes.clear();
+        self.elsewhere.clear();
         self.has_locks = false;
         for (_, mut reads) in self.reads.drain(..) {
             if self.spare_reads.len() < TABLES_KEPT {

@@ -127,6 +127,21 @@ impl RowStore {
         }
     }
 
+    /// As the view sees it, of a row whose head says that it is in the pod.
+    #[cold]
+    pub(in super::super) fn read_in_pod<'v>(
+        &'v self,
+        view: &'v View,
+        range: &'v Range,
+        position: usize,
+    ) -> Option<RowRef<'v>> {
+        match self.seen_in_pod(view, range, position) {
+            Seen::Image(image) => Some(RowRef::Version(image)),
+            Seen::Deleted => None,
+            Seen::Main => self.read_main(view, range, position),
+        }
+    }
+
     /// The images that any snapshot may see of a row in the pod, or that somebody is about to write, from the newest on, and what
     /// lies beneath, if that is a version.
     pub(in super::super) fn images_in_pod<'v>(
@@ -310,6 +325,14 @@ impl RowStore {
                 // SAFETY: in the head under the view.
                 let header = unsafe { version.header() };
                 let begin = header.begin.load(Ordering::Acquire);
+                let is_first = header.older().is_none() && self.read_main(&view, range, row.position()).is_none();
+                if is_first && header.kind() == Kind::Row {
+                    // The row is new: to who does not see that there is none.
+                    let sees = self.transactions.word_is_before(begin, snapshot);
+                    if sees == Some(false) || begin == NEVER.0 {
+                        return Ok(MovedIn::Gone);
+                    }
+                }
                 if Tag::of_word(begin).is_some() || begin == NEVER.0 || header.kind() == Kind::Lock {
                     return Ok(MovedIn::Busy);
                 }
@@ -475,6 +498,38 @@ impl RowStore {
                 }
             }
         }
+    }
+
+    /// Whether a row of this host is the same as of a commit of a transaction of another.
+    pub fn holds_for_another(&self, check: &Validation<'_>, row: RowId) -> Result<bool> {
+        let Some(range) = self.directory.get(row.range()) else { return Ok(true) };
+        let mut found = range.head(check.view(), row.position()).map(|head| head.load());
+        if let Some(Found::Pod(tuple)) = found {
+            match self.between_in_pod(check, tuple, None)? {
+                Between::Same => return Ok(true),
+                // What it read is beneath, and only what comes after its commit is above.
+                Between::Beneath { after: None, base } => found = base.map(Found::Version),
+                Between::Beneath { .. } | Between::Changed { .. } | Between::Left => return Ok(false),
+            }
+        }
+        while let Some(Found::Version(version)) = found {
+            // SAFETY: from a head under the view, and then from versions that are not decided or only lock the row: see the
+            // module above.
+            let header = unsafe { version.header() };
+            if header.kind() != Kind::Lock {
+                match check.standing(&header.begin) {
+                    Standing::Own | Standing::Seen => return Ok(true),
+                    Standing::Conflict => return Ok(false),
+                    // What is beneath one that this host's view sees may be gone.
+                    Standing::Later if Tag::of_word(header.begin.load(Ordering::Acquire)).is_none() => {
+                        return Ok(false);
+                    }
+                    Standing::Later => {}
+                }
+            }
+            found = header.older().map(Found::Version);
+        }
+        Ok(check.standing(&range.begin) != Standing::Conflict)
     }
 
     /// Whether a row of another host that was read is the same as of the commit.
