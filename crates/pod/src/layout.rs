@@ -54,6 +54,7 @@ impl Layout {
             || usize::from(self.workers) > WORKERS_MAX
             || self.ring_lines < 4
             || self.block_lines == 0
+            || u64::from(self.blocks) * u64::from(self.block_lines) > u64::from(u32::MAX)
             || self.block_lines as usize * LINE_BYTES <= FRAME_BYTES;
         if is_wrong {
             return Err(Error::new(
@@ -284,5 +285,6 @@ mod tests {
         assert!(error.to_string().contains(&needed.to_string()), "{error}");
         assert!(Layout { hosts: 17, ..LAYOUT }.check(u64::MAX).is_err());
         assert!(Layout { ring_lines: 3, ..LAYOUT }.check(u64::MAX).is_err());
+        assert!(Layout { blocks: u32::MAX, ..LAYOUT }.check(u64::MAX).is_err(), "more lines than have numbers");
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::{LINE_BYTES, Mapping, discard_lines, fence_lines, write_back_lines};
+#[cfg(not(loom))]
 use tidepool_pool::pool::Pool;
 use tidepool_pool::words::Extent;
 
@@ -20,6 +21,8 @@ const WORDS_OF_LINE: usize = LINE_BYTES / 8;
 /// What keeps bytes mapped.
 enum Keeper {
     Mapping(Arc<Mapping>),
+    /// Models have no pool.
+    #[cfg(not(loom))]
     Pool(Arc<Pool>),
 }
 
@@ -28,6 +31,7 @@ impl Keeper {
     fn place(&self, extent: Option<Extent>) -> Option<(NonNull<u8>, usize)> {
         match (self, extent) {
             (Keeper::Mapping(mapping), None) => Some((mapping.base(), mapping.len())),
+            #[cfg(not(loom))]
             (Keeper::Pool(pool), Some(extent)) => pool.books().memory.extent(extent),
             _ => None,
         }
@@ -61,6 +65,7 @@ impl Area {
 
     /// # Safety
     /// As of `of_mapping`; and the pod is the extent's owner in the pool's books.
+    #[cfg(not(loom))]
     pub unsafe fn of_extent(pool: Arc<Pool>, extent: Extent, range: Range<usize>) -> Result<Area> {
         Area::new(Keeper::Pool(pool), Some(extent), range)
     }

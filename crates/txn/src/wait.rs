@@ -138,7 +138,7 @@ impl Transactions {
                 return true;
             }
             looks += 1;
-            if looks % LOOKS == 0 {
+            if looks.is_multiple_of(LOOKS) {
                 outcome = interrupted();
                 is_late = Instant::now() >= until;
             }
