@@ -18,6 +18,7 @@ use crate::durability::storage::{
 use crate::durability::transaction_ids::TransactionIds;
 use crate::encode_pool::EncodePool;
 use crate::nodes::Nodes;
+use crate::pod::PodHost;
 use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
 use crate::roles::Roles;
@@ -127,6 +128,8 @@ pub struct Database {
     pub(crate) indexing: Mutex<Vec<JoinHandle<()>>>,
     /// When extents of a pool were emptied for other hosts last.
     pub(crate) condensed: Mutex<Option<Instant>>,
+    /// Where the database is a host of a pod.
+    pod: OnceLock<Weak<PodHost>>,
     /// Where the database lives in a pool.
     pub(crate) roles: Option<Arc<Roles>>,
     /// What tablespaces at `pool:` lease from. Last, as they are dropped before.
@@ -188,12 +191,27 @@ impl Database {
         Database::open_as(config, files, lock, None)
     }
 
+    /// One of which nothing is kept, by these transactions.
+    pub(crate) fn open_with_transactions(config: Config, transactions: Arc<Transactions>) -> Result<Arc<Database>> {
+        Database::open_by(config, Arc::new(SystemFiles), None, None, Some(transactions))
+    }
+
     /// `follows`: another process's log. Without a data folder.
     pub(crate) fn open_as(
         config: Config,
         files: Arc<dyn Files>,
         lock: Option<File>,
+        follows: Option<Follows<'_>>,
+    ) -> Result<Arc<Database>> {
+        Database::open_by(config, files, lock, follows, None)
+    }
+
+    fn open_by(
+        config: Config,
+        files: Arc<dyn Files>,
+        lock: Option<File>,
         mut follows: Option<Follows<'_>>,
+        transactions: Option<Arc<Transactions>>,
     ) -> Result<Arc<Database>> {
         tidepool_heap::set_process_limit(config.memory_limit_bytes);
         let (storage, manifest) = match (&config.data_dir, &mut follows) {
@@ -244,9 +262,10 @@ impl Database {
         let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
         let mut log = storage.as_ref().filter(|_| follows.is_none()).map(open_log).transpose()?;
         let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead().map_err(advised))?;
-        let transactions = match &follows {
-            Some(follows) => Transactions::following(follows.applied),
-            None => Transactions::starting_after(manifest.commit_ts.max(last)),
+        let transactions = match (transactions, &follows) {
+            (Some(transactions), _) => transactions,
+            (None, Some(follows)) => Transactions::following(follows.applied),
+            (None, None) => Transactions::starting_after(manifest.commit_ts.max(last)),
         };
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
@@ -296,6 +315,7 @@ impl Database {
             condensed: Mutex::default(),
             indexed_at_once: IndexedAtOnce::of_thread(),
             indexing: Mutex::default(),
+            pod: OnceLock::new(),
             roles,
             pool,
         });
@@ -326,6 +346,24 @@ impl Database {
             })
             .map_err(|error| Error::io("start the background thread", &error))?;
         Ok(database)
+    }
+
+    pub(crate) fn set_pod_host(&self, host: &Arc<PodHost>) {
+        let set = self.pod.set(Arc::downgrade(host));
+        debug_assert!(set.is_ok());
+    }
+
+    /// What the database is in a pod, if it is in one.
+    pub fn pod_host(&self) -> Option<Arc<PodHost>> {
+        self.pod.get().and_then(Weak::upgrade)
+    }
+
+    /// Answers other hosts of a pod, where there are some.
+    #[inline]
+    pub(crate) fn serve_pod(&self) {
+        if let Some(host) = self.pod.get() {
+            host.upgrade().inspect(|host| host.serve());
+        }
     }
 
     /// What clients make the process hold.

@@ -25,6 +25,7 @@ pub mod follow;
 mod lsn;
 mod nodes;
 mod patience;
+pub mod pod;
 mod pool_host;
 mod process_memory;
 mod roles;

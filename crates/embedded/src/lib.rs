@@ -53,6 +53,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod pod_tests;
 mod table_builder;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,8 @@ pub use tidepool_database::by_key::{
     ScanRange,
 };
 pub use tidepool_database::config::ConfigBuilder;
+/// Of databases that share rows in one memory: see [`Tidepool::host_of`].
+pub use tidepool_database::pod::{Pod, PodHost, PodSettings, PodStats};
 pub use tidepool_database::{Config, Database, Isolation, Patience};
 /// Of sessions that take turns on one thread: see [`Tidepool::side_by_side`].
 pub use tidepool_fiber::{Waits, pass};
@@ -96,6 +100,57 @@ impl Tidepool {
     /// A database of which nothing is kept.
     pub fn in_memory() -> Result<Tidepool> {
         Tidepool::open(ConfigBuilder::surroundings(None)?.memory_only().build()?)
+    }
+
+    /// A database of which nothing is kept, as one of the hosts of a pod. Each host has a part of the rows of tables that are shared out
+    /// ([`PreparedTable::share_out`]); a transaction of any host reads all of them by key, and changes them. 55006 where the host
+    /// is there already.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidepool_embedded::{Isolation, Pod, PodSettings, Result, SqlType, TableBuilder, Tidepool};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let pod = Pod::in_process(&PodSettings { tuples: 64, blocks: 64, ..PodSettings::default() })?;
+    /// let open = |host: u8| -> Result<_> {
+    ///     let (tidepool, host) = Tidepool::host_of(&pod, host)?;
+    ///     TableBuilder::new("counters")
+    ///         .column("id", SqlType::BigInt)
+    ///         .column("count", SqlType::BigInt)
+    ///         .primary_key(["id"])
+    ///         .create(&tidepool)?;
+    ///     let counters = tidepool.table("counters")?;
+    ///     // Those below 100 are host 0's, and the others host 1's.
+    ///     counters.share_out(&host, &[((100i64,), 0), ((i64::MAX,), 1)])?;
+    ///     Ok((tidepool, host, counters))
+    /// };
+    /// let (one, host_of_one, counters) = open(0)?;
+    /// let (two, _host_of_two, counters_of_two) = open(1)?;
+    /// one.session()?.run(Isolation::Serializable, |access| access.insert(&counters, (7i64, 0i64)))?;
+    ///
+    /// // Host 1 counts up what host 0 has, which answers meanwhile.
+    /// let counting = std::thread::spawn(move || -> Result<()> {
+    ///     let (by_id, count) = (counters_of_two.primary_key()?, counters_of_two.column::<i64>("count")?);
+    ///     two.session()?.run(Isolation::Serializable, |access| {
+    ///         let row = access.get(&by_id, (7i64,))?.expect("it is there");
+    ///         access.update(&counters_of_two, row.id(), |row| row.set(count, &(row.old(count) + 1))).map(|_| ())
+    ///     })
+    /// });
+    /// while !counting.is_finished() {
+    ///     host_of_one.serve();
+    /// }
+    /// counting.join().expect("a thread that counts")?;
+    /// let (by_id, count) = (counters.primary_key()?, counters.column::<i64>("count")?);
+    /// let counted = one.session()?.run(Isolation::RepeatableRead, |access| {
+    ///     Ok(access.get(&by_id, (7i64,))?.map(|row| row.get(count)))
+    /// })?;
+    /// assert_eq!(counted, Some(1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn host_of(pod: &Arc<Pod>, host: u8) -> Result<(Tidepool, Arc<PodHost>)> {
+        let host = pod.open_host(ConfigBuilder::surroundings(None)?.memory_only().build()?, host)?;
+        Ok((Tidepool(host.database().clone()), host))
     }
 
     pub fn database(&self) -> &Arc<Database> {

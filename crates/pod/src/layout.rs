@@ -5,7 +5,8 @@
 
 use crate::access::{Line, Lines, WordAt};
 use crate::memory::{FRAME_BYTES, Hw};
-use crate::words::{HOSTS_MAX, Standing, Tag, TupleWord, WORKERS_MAX};
+use crate::words::{HOSTS_MAX, Plain, Standing, Tag, TupleWord, WORKERS_MAX};
+use std::ops::Range;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::LINE_BYTES;
 use tidepool_pool::words::{Number, Word};
@@ -19,8 +20,11 @@ const WORDS_OF_RING: u64 = 2 * WORDS_OF_LINE;
 /// Of a slot: the line of its words, and three that are kept for its intent and its touch list.
 const WORDS_OF_SLOT: u64 = 4 * WORDS_OF_LINE;
 
-/// Of a tuple: the word that refers to its block, and one that is kept for its generation and home.
+/// Of a tuple: the word that refers to its block, and how often it was put to use.
 const WORDS_OF_TUPLE: u64 = 2;
+
+/// Of a host: the line of its horizon.
+const WORDS_OF_HOST: u64 = WORDS_OF_LINE;
 
 /// A host of the pod: its place in the pool's table of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +36,7 @@ pub struct Layout {
     pub hosts: u8,
     /// Transactions that a host can have under way.
     pub workers: u16,
+    /// Of all hosts: each is the home of as many.
     pub tuples: u32,
     /// Of each ring.
     pub ring_lines: u32,
@@ -49,6 +54,7 @@ impl Layout {
             || usize::from(self.workers) > WORKERS_MAX
             || self.ring_lines < 4
             || self.block_lines == 0
+            || u64::from(self.blocks) * u64::from(self.block_lines) > u64::from(u32::MAX)
             || self.block_lines as usize * LINE_BYTES <= FRAME_BYTES;
         if is_wrong {
             return Err(Error::new(
@@ -79,8 +85,12 @@ impl Layout {
         self.rings() * WORDS_OF_RING
     }
 
-    fn tuples_at(self) -> u64 {
+    fn hosts_at(self) -> u64 {
         self.slots_at() + u64::from(self.hosts) * u64::from(self.workers) * WORDS_OF_SLOT
+    }
+
+    fn tuples_at(self) -> u64 {
+        self.hosts_at() + u64::from(self.hosts) * WORDS_OF_HOST
     }
 
     /// Bytes of the coherent area.
@@ -135,7 +145,7 @@ impl Layout {
     }
 
     /// Which transaction of a slot is under way.
-    pub fn sequence(self, host: HostId, worker: u16) -> Hw<Number> {
+    pub fn sequence(self, host: HostId, worker: u16) -> Hw<Plain> {
         Layout::word(self.slot(host, worker))
     }
 
@@ -144,8 +154,24 @@ impl Layout {
         Layout::word(self.slot(host, worker) + 1)
     }
 
+    /// The least snapshot that the slot's worker reads under.
+    pub fn snapshot(self, host: HostId, worker: u16) -> Hw<Plain> {
+        Layout::word(self.slot(host, worker) + 2)
+    }
+
+    /// The least snapshot that is used apart from the slot's worker.
+    pub fn held(self, host: HostId, worker: u16) -> Hw<Plain> {
+        Layout::word(self.slot(host, worker) + 3)
+    }
+
+    /// No snapshot of the host below this is in use, nor will be.
+    pub fn horizon(self, host: HostId) -> Hw<Plain> {
+        assert!(host.0 < self.hosts, "the pod has no {host:?}");
+        Layout::word(self.hosts_at() + u64::from(host.0) * WORDS_OF_HOST)
+    }
+
     /// The words of the transaction that a tag names. `None` where there is no such slot.
-    pub fn slot_of(self, tag: Tag) -> Option<(Hw<Number>, Hw<Standing>)> {
+    pub fn slot_of(self, tag: Tag) -> Option<(Hw<Plain>, Hw<Standing>)> {
         let (host, worker) = (tag.host(), tag.worker());
         (host.0 < self.hosts && worker < self.workers)
             .then(|| (self.sequence(host, worker), self.standing(host, worker)))
@@ -156,6 +182,33 @@ impl Layout {
     pub fn tuple(self, tuple: u32) -> Hw<TupleWord> {
         assert!(tuple < self.tuples, "the pod has {} tuples, and no tuple {tuple}", self.tuples);
         Layout::word(self.tuples_at() + u64::from(tuple) * WORDS_OF_TUPLE)
+    }
+
+    /// How often a tuple was put to use.
+    pub fn generation(self, tuple: u32) -> Hw<Plain> {
+        assert!(tuple < self.tuples, "the pod has {} tuples, and no tuple {tuple}", self.tuples);
+        Layout::word(self.tuples_at() + u64::from(tuple) * WORDS_OF_TUPLE + 1)
+    }
+
+    fn tuples_each(self) -> u32 {
+        self.tuples.div_ceil(u32::from(self.hosts))
+    }
+
+    /// The tuples that a host puts rows in.
+    pub fn tuples_of(self, home: HostId) -> Range<u32> {
+        let first = |host: u8| (u32::from(host) * self.tuples_each()).min(self.tuples);
+        first(home.0)..first(home.0 + 1)
+    }
+
+    /// The host that puts rows in a tuple.
+    pub fn home(self, tuple: u32) -> HostId {
+        HostId((tuple / self.tuples_each()) as u8)
+    }
+
+    /// The host whose block stands there.
+    pub fn owner(self, first: Line) -> Option<HostId> {
+        let each = u64::from(self.blocks) * u64::from(self.block_lines);
+        self.has_block(first).then(|| HostId(((first.0 - self.blocks_at()) / each) as u8))
     }
 
     /// The lines of a host's blocks.
@@ -190,10 +243,12 @@ mod tests {
             }
             for worker in 0..LAYOUT.workers {
                 words.extend([LAYOUT.sequence(from, worker).at(), LAYOUT.standing(from, worker).at()]);
+                words.extend([LAYOUT.snapshot(from, worker).at(), LAYOUT.held(from, worker).at()]);
             }
+            words.push(LAYOUT.horizon(from).at());
             lines.extend(LAYOUT.blocks(from).each());
         }
-        words.extend((0..LAYOUT.tuples).map(|tuple| LAYOUT.tuple(tuple).at()));
+        words.extend((0..LAYOUT.tuples).flat_map(|tuple| [LAYOUT.tuple(tuple).at(), LAYOUT.generation(tuple).at()]));
         let (word_count, line_count) = (words.len(), lines.len());
         words.sort();
         words.dedup();
@@ -205,6 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn tuples_and_blocks_have_one_host_each() {
+        let layout = Layout { tuples: 101, ..LAYOUT };
+        let mut next = 0;
+        for host in layout.all_hosts() {
+            let tuples = layout.tuples_of(host);
+            assert_eq!(tuples.start, next);
+            assert!(tuples.clone().all(|tuple| layout.home(tuple) == host));
+            next = tuples.end;
+            let blocks = layout.blocks(host);
+            let firsts = blocks.each().step_by(layout.block_lines as usize);
+            assert!(firsts.into_iter().all(|first| layout.owner(first) == Some(host)));
+            assert_eq!(layout.owner(Line(blocks.first.0 + 1)), None, "in the middle of a block");
+        }
+        assert_eq!(next, layout.tuples);
+    }
+
+    #[test]
     fn what_is_beyond_the_budget_is_refused() {
         let needed = LAYOUT.coherent_bytes();
         assert_eq!(LAYOUT.check(needed).unwrap(), LAYOUT);
@@ -213,5 +285,6 @@ mod tests {
         assert!(error.to_string().contains(&needed.to_string()), "{error}");
         assert!(Layout { hosts: 17, ..LAYOUT }.check(u64::MAX).is_err());
         assert!(Layout { ring_lines: 3, ..LAYOUT }.check(u64::MAX).is_err());
+        assert!(Layout { blocks: u32::MAX, ..LAYOUT }.check(u64::MAX).is_err(), "more lines than have numbers");
     }
 }

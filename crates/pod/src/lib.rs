@@ -48,6 +48,10 @@ use access::Access;
 use layout::Layout;
 use memory::Outcome;
 use tidepool_pool::words::Number;
+use words::Plain;
+
+/// In the place of a snapshot: there is none.
+pub const NO_SNAPSHOT: Plain = Plain(u64::MAX);
 
 /// Gives a new pod's words their first values, in areas of zeroes, before any host uses them.
 pub fn create<A: Access>(access: &A, layout: Layout) -> Outcome<(), A> {
@@ -57,8 +61,11 @@ pub fn create<A: Access>(access: &A, layout: Layout) -> Outcome<(), A> {
             layout.ring_head(from, to).initialize(access, Number(0))?;
         }
         for worker in 0..layout.workers {
-            layout.sequence(from, worker).initialize(access, Number(1))?;
+            layout.sequence(from, worker).initialize(access, Plain(1))?;
+            layout.snapshot(from, worker).initialize(access, NO_SNAPSHOT)?;
+            layout.held(from, worker).initialize(access, NO_SNAPSHOT)?;
         }
+        layout.horizon(from).initialize(access, NO_SNAPSHOT)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "words and lines of mappings, whose proofs are here")]
 
 use crate::access::{Access, Fence, Line, LineBytes, Lines, Part, WordAt};
-use crate::layout::Layout;
+use crate::layout::{HostId, Layout};
 use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::{LINE_BYTES, Mapping, discard_lines, fence_lines, write_back_lines};
+#[cfg(not(loom))]
 use tidepool_pool::pool::Pool;
 use tidepool_pool::words::Extent;
 
@@ -20,6 +21,8 @@ const WORDS_OF_LINE: usize = LINE_BYTES / 8;
 /// What keeps bytes mapped.
 enum Keeper {
     Mapping(Arc<Mapping>),
+    /// Models have no pool.
+    #[cfg(not(loom))]
     Pool(Arc<Pool>),
 }
 
@@ -28,6 +31,7 @@ impl Keeper {
     fn place(&self, extent: Option<Extent>) -> Option<(NonNull<u8>, usize)> {
         match (self, extent) {
             (Keeper::Mapping(mapping), None) => Some((mapping.base(), mapping.len())),
+            #[cfg(not(loom))]
             (Keeper::Pool(pool), Some(extent)) => pool.books().memory.extent(extent),
             _ => None,
         }
@@ -61,6 +65,7 @@ impl Area {
 
     /// # Safety
     /// As of `of_mapping`; and the pod is the extent's owner in the pool's books.
+    #[cfg(not(loom))]
     pub unsafe fn of_extent(pool: Arc<Pool>, extent: Extent, range: Range<usize>) -> Result<Area> {
         Area::new(Keeper::Pool(pool), Some(extent), range)
     }
@@ -118,6 +123,31 @@ impl Mapped {
             }
         }
         Ok(Mapped { coherent, other })
+    }
+
+    /// A new pod's memory, in this process alone: for hosts that are threads of one.
+    pub fn of_process(layout: Layout) -> Result<Mapped> {
+        let coherent = layout.coherent_bytes() as usize;
+        let all = coherent + layout.lines() as usize * LINE_BYTES;
+        let mapping = Arc::new(Mapping::heap(all));
+        // SAFETY: the mapping was just made, and is reached by the two areas alone.
+        let (coherent, other) =
+            unsafe { (Area::of_mapping(mapping.clone(), 0..coherent)?, Area::of_mapping(mapping, coherent..all)?) };
+        let mapped = Mapped::new(layout, coherent, other)?;
+        crate::create(&mapped, layout).map_err(|trouble| Error::internal(trouble.to_string()))?;
+        Ok(mapped)
+    }
+
+    /// The words of a slot, one behind the other: sequence number, standing, snapshot, held snapshot. Of these the slot's host
+    /// changes each by any atomic access; others change the standing by compare-and-swap alone.
+    pub fn slot(&self, layout: Layout, host: HostId, worker: u16) -> &[AtomicU64; 4] {
+        let first = layout.sequence(host, worker).at().0 as usize;
+        self.coherent.words(first, 4).first_chunk().expect("as many words were asked for")
+    }
+
+    /// The word of a host's horizon, which its host stores to.
+    pub fn horizon(&self, layout: Layout, host: HostId) -> &AtomicU64 {
+        self.word(layout.horizon(host).at())
     }
 
     fn word(&self, at: WordAt) -> &AtomicU64 {
@@ -193,7 +223,6 @@ impl Access for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::HostId;
     use crate::memory::{Blocks, Outcome, Retired};
     use crate::ring::{Receiver, Sender};
     use crate::tuples::{Lock, Seen, Tuples};
@@ -214,13 +243,7 @@ mod tests {
     }
 
     fn mapped() -> Mapped {
-        let coherent = LAYOUT.coherent_bytes() as usize;
-        let all = coherent + LAYOUT.lines() as usize * LINE_BYTES;
-        let mapping = Arc::new(Mapping::heap(all));
-        let (coherent, other) = (area(&mapping, 0..coherent).unwrap(), area(&mapping, coherent..all).unwrap());
-        let mapped = Mapped::new(LAYOUT, coherent, other).unwrap();
-        told(crate::create(&mapped, LAYOUT));
-        mapped
+        Mapped::of_process(LAYOUT).unwrap()
     }
 
     #[test]

@@ -116,6 +116,16 @@ impl BlockRef {
     pub fn first(self) -> Line {
         Line(self.0)
     }
+
+    /// Reads a block that stays as it is: the caller's snapshot keeps it from being written again.
+    #[track_caller]
+    pub fn read_kept<A: Access>(self, access: &A, lines_max: u32) -> Outcome<Vec<u8>, A> {
+        let mut bytes = Vec::new();
+        if !fetch_framed(access, Lines { first: self.first(), count: lines_max }, &mut bytes)? {
+            return Err(Trouble::Broken { line: self.first() });
+        }
+        Ok(bytes)
+    }
 }
 
 /// A word that refers to a block, or to none. Each change of it makes another word than it ever was.
@@ -430,6 +440,16 @@ impl Retired {
 
     pub fn block(&self) -> BlockRef {
         self.0
+    }
+
+    /// As a word of a message to the block's host, which reads it by [`Retired::of_word`].
+    pub fn word(self) -> u64 {
+        self.0.bits()
+    }
+
+    /// What a host was told that had retired the block and sent it home. Nobody else tells that.
+    pub fn of_word(word: u64) -> Retired {
+        Retired(BlockRef::read(word))
     }
 }
 

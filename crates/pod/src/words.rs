@@ -26,6 +26,26 @@ const TAG_BIT: u64 = 1 << 63;
 const SEQUENCE_MASK: u64 = (1 << WORKER_SHIFT) - 1;
 const TS_MASK: u64 = (1 << 62) - 1;
 
+/// A number all of whose values are sound: words that hosts change by other accesses than compare-and-swap, too, and those
+/// whose first value is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Plain(pub u64);
+
+impl Word for Plain {
+    fn bits(self) -> u64 {
+        self.0
+    }
+
+    fn read(bits: u64) -> Result<Plain, Fault> {
+        Ok(Plain(bits))
+    }
+}
+
+/// The sequence number of a slot, without what a host marks beside it for itself.
+pub fn sequence_of(word: u64) -> u64 {
+    word & SEQUENCE_MASK
+}
+
 /// A transaction that writes: a worker of a host, and which of its transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(u64);
@@ -38,6 +58,11 @@ impl Tag {
 
     pub fn word(self) -> u64 {
         self.0
+    }
+
+    /// The transaction that a version's first word names, unless it is a timestamp.
+    pub fn of_word(word: u64) -> Option<Tag> {
+        (word & TAG_BIT != 0).then_some(Tag(word))
     }
 
     pub fn host(self) -> HostId {
@@ -86,6 +111,8 @@ impl Begin {
 pub enum Standing {
     /// It is under way, or there is none.
     Running,
+    /// It will have a timestamp after this one, if any.
+    Committing(CommitTs),
     Committed(CommitTs),
     /// It takes its versions back, or the host that recovers for it does.
     Aborted,
@@ -95,6 +122,7 @@ impl Word for Standing {
     fn bits(self) -> u64 {
         match self {
             Standing::Running => 0,
+            Standing::Committing(after) => 1 << 62 | after.0 & TS_MASK,
             Standing::Committed(ts) => 2 << 62 | ts.0 & TS_MASK,
             Standing::Aborted => 3 << 62,
         }
@@ -103,6 +131,7 @@ impl Word for Standing {
     fn read(bits: u64) -> Result<Standing, Fault> {
         match (bits >> 62, bits & TS_MASK) {
             (0, 0) => Ok(Standing::Running),
+            (1, after) => Ok(Standing::Committing(CommitTs(after))),
             (2, ts) => Ok(Standing::Committed(CommitTs(ts))),
             (3, 0) => Ok(Standing::Aborted),
             _ => Err(Fault { bits }),
@@ -150,6 +179,12 @@ pub struct TupleWord {
 
 impl TupleWord {
     pub const NEW: TupleWord = TupleWord { state: TupleState::Free, count: 0, block: None };
+
+    /// The word that was frozen to this one.
+    pub fn before_freeze(self) -> TupleWord {
+        debug_assert_eq!(self.state, TupleState::Frozen);
+        TupleWord { state: TupleState::Live, count: self.count.wrapping_sub(1) & ((1 << COUNT_BITS) - 1), ..self }
+    }
 
     /// The next value of the word.
     pub fn next(self, state: TupleState, block: Option<BlockRef>) -> TupleWord {
@@ -218,7 +253,8 @@ mod tests {
         assert_eq!(last.next(TupleState::Live, last.block()).count, 0, "the count begins again");
         let committed = [CommitTs(0), CommitTs(TS_MASK)].map(Standing::Committed);
         committed.into_iter().chain([Standing::Running, Standing::Aborted]).for_each(hold);
-        assert!(Standing::read(5).is_err() && Standing::read(1 << 62).is_err());
+        hold(Standing::Committing(CommitTs(7)));
+        assert!(Standing::read(5).is_err() && Standing::read(3 << 62 | 1).is_err());
     }
 
     #[test]

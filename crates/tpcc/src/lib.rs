@@ -7,6 +7,7 @@
 
 mod check;
 mod load;
+mod pods;
 mod random;
 mod run;
 mod schema;
@@ -15,6 +16,7 @@ mod undelivered;
 
 pub use check::check;
 pub use load::load;
+pub use pods::{PodPlan, PodRunResult, RemoteShares, run_pod};
 pub use run::{KindResult, Mix, Plan, RunResult, run, run_counted};
 pub use schema::{TABLES, Tables, Tablespaces, create, create_with};
 pub use transactions::{KINDS, Kind};

@@ -2,6 +2,7 @@
 
 use crate::random::{Random, last_name};
 use crate::schema::{CUSTOMERS, DISTRICTS, ITEMS, Tables};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI32, Ordering};
 use tidepool_embedded::{Access, Decimal, DirectSession, Isolation, Result, Tidepool, Timestamp};
 
@@ -18,8 +19,19 @@ pub(crate) fn now() -> Timestamp {
 
 /// Loads items, and then warehouses on as many threads.
 pub fn load(tidepool: &Tidepool, tables: &Tables, warehouses: i32, threads: usize) -> Result<()> {
+    load_some(tidepool, tables, 1..=warehouses, threads)
+}
+
+/// As `load`, of some of the warehouses.
+pub(crate) fn load_some(
+    tidepool: &Tidepool,
+    tables: &Tables,
+    warehouses: RangeInclusive<i32>,
+    threads: usize,
+) -> Result<()> {
     items(&mut session(tidepool)?, tables)?;
-    let next = AtomicI32::new(1);
+    let next = AtomicI32::new(*warehouses.start());
+    let warehouses = *warehouses.end();
     let run = || -> Result<()> {
         let mut session = session(tidepool)?;
         loop {

@@ -32,7 +32,7 @@ impl Mix {
         }))
     }
 
-    fn draw(&self, random: &mut Random) -> Kind {
+    pub(crate) fn draw(&self, random: &mut Random) -> Kind {
         let mut drawn = random.within(0, 99) as u8;
         for (kind, share) in KINDS.into_iter().zip(self.0) {
             if drawn < share {

@@ -92,6 +92,51 @@ impl Input {
     }
 }
 
+/// Shares of transactions that use another host's rows, percent, as the papers on Pasha and Tigon have them: of new orders
+/// the *first* line alone is of another host's stock, of payments the customer is another host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct RemoteShares {
+    pub new_order: u8,
+    pub payment: u8,
+}
+
+impl Input {
+    /// As `draw`, for a terminal of warehouse `w` of a host that has `own` of the warehouses.
+    pub fn draw_of_host(
+        kind: Kind,
+        random: &mut Random,
+        w: i32,
+        own: (i32, i32),
+        warehouses: i32,
+        remote: RemoteShares,
+    ) -> Input {
+        // One warehouse: nothing of another's is drawn.
+        let mut input = Input::draw(kind, random, w, 1);
+        let others = warehouses - (own.1 - own.0 + 1);
+        let elsewhere = |random: &mut Random| {
+            let drawn = random.within(1, others as u64) as i32;
+            if drawn >= own.0 { drawn + (own.1 - own.0 + 1) } else { drawn }
+        };
+        match &mut input {
+            Input::NewOrder { lines, .. } => {
+                lines.iter_mut().for_each(|line| line.supplier = w);
+                if others > 0 && random.percent(remote.new_order.into()) {
+                    lines[0].supplier = elsewhere(random);
+                }
+            }
+            Input::Payment { c_w, c_d, .. } => {
+                (*c_w, *c_d) = (w, *c_d);
+                if others > 0 && random.percent(remote.payment.into()) {
+                    *c_w = elsewhere(random);
+                    *c_d = random.within(1, DISTRICTS as u64) as i16;
+                }
+            }
+            Input::OrderStatus { .. } | Input::Delivery { .. } | Input::StockLevel { .. } => {}
+        }
+        input
+    }
+}
+
 fn other(random: &mut Random, w: i32, warehouses: i32) -> i32 {
     let drawn = random.within(1, warehouses as u64 - 1) as i32;
     if drawn >= w { drawn + 1 } else { drawn }

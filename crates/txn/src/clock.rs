@@ -42,6 +42,19 @@ impl Clock {
         Clock::new(applied.0, applied.0 + 1)
     }
 
+    /// A clock that shows the same times as this one, which runs: for another host on the same machine.
+    #[must_use]
+    pub fn beside(&self) -> Clock {
+        Clock {
+            applied: AtomicU64::new(RUNNING),
+            base: AtomicU64::new(self.base.load(Ordering::Relaxed)),
+            #[cfg(not(loom))]
+            started: self.started,
+            #[cfg(loom)]
+            looks: AtomicU64::new(self.looks.load(Ordering::Relaxed)),
+        }
+    }
+
     fn new(applied: u64, base: u64) -> Clock {
         Clock {
             applied: AtomicU64::new(applied),

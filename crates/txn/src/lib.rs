@@ -29,6 +29,8 @@ mod appended;
 mod clock;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(loom))]
+mod pod;
 mod retire;
 mod slots;
 mod sync;
@@ -43,8 +45,10 @@ mod worker;
 
 pub use appended::Appended;
 pub use clock::Clock;
+#[cfg(not(loom))]
+pub use pod::PodSlots;
 pub use retire::{Reclaim, Retired};
-pub use slots::{SLOTS_MAX, Status};
+pub use slots::{NO_SNAPSHOT, SLOTS_MAX, SlotMemory, SlotWords, Status};
 pub use tag::{NEVER, Tag};
 pub use transactions::Transactions;
 pub use validation::{Reads, Standing, Validation};

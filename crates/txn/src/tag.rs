@@ -6,6 +6,9 @@
 //! [1][     slot, 15 bits     ][  sequence number, 48 bits  ]
 //! ```
 //!
+//! Where several hosts share slots, the upper four bits of the slot are the host's number, and the other eleven say which
+//! of its slots it is.
+//!
 //! At a million transactions a second, a slot's sequence numbers last for nine years, and timestamps for 146.
 
 use std::fmt;
@@ -13,6 +16,8 @@ use tidepool_base::CommitTs;
 
 pub(crate) const TAG_BIT: u64 = 1 << 63;
 const SLOT_SHIFT: u32 = 48;
+/// Within a slot's number, where hosts share slots.
+pub(crate) const HOST_SHIFT: u32 = 11;
 pub(crate) const SEQUENCE_MASK: u64 = (1 << SLOT_SHIFT) - 1;
 /// Timestamps are below: a slot's state has two bits of its own beside one.
 pub(crate) const TS_MASK: u64 = (1 << 62) - 1;

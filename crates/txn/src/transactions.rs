@@ -1,7 +1,7 @@
 //! What all transactions of a database share: the clock, the slots and the horizon.
 
 use crate::retire::SharedQueue;
-use crate::slots::{NONE, SLOTS_MAX, Slot, Slots, Status, ts_of};
+use crate::slots::{Member, NONE, Slot, SlotMemory, Slots, Status, ts_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, lock};
 use crate::tag::{TAG_BIT, Tag};
 use crate::wait::Waits;
@@ -32,6 +32,13 @@ struct Line<T>(T);
 /// snapshots, or the newest. What is above says nothing of how the clock comes by its time, but that it does not go back.
 /// Versions are put there with their timestamps, which are above all snapshots by then; what they replace is retired at
 /// these. Nobody commits before [`Transactions::promote`].
+///
+/// # Several hosts
+///
+/// Hosts that run transactions over one memory have their slots there ([`Transactions::of_host`]), and clocks that show
+/// one time. What the horizon says is of this host's snapshots, and is published; [`Transactions::horizon_of_all`] is the
+/// least that any host has published. A transaction waits for one of another host for a bounded time, as nobody sees
+/// who waits for whom across hosts: a cycle of waits that goes through two hosts has such a wait in it.
 #[derive(Debug)]
 pub struct Transactions {
     clock: Clock,
@@ -59,11 +66,28 @@ impl Transactions {
         Transactions::with_clock(Clock::following(applied))
     }
 
+    /// One of the hosts that share `memory`. Its clock shows the same times as those of the others. Nobody else uses the
+    /// host's slots, and those of a life before are as they were when new, but for higher sequence numbers.
+    ///
+    /// # Panics
+    /// Where the memory has no such host.
+    pub fn of_host(clock: Clock, memory: Arc<dyn SlotMemory>, host: usize) -> Arc<Transactions> {
+        assert!(host < memory.hosts(), "the memory has {} hosts", memory.hosts());
+        // Before a snapshot is drawn: others free what no host can see.
+        memory.horizon(host).store(clock.now().0, Ordering::Release);
+        fence(Ordering::SeqCst);
+        Transactions::with_slots(clock, Slots::of(Member { memory, host }))
+    }
+
     fn with_clock(clock: Clock) -> Arc<Transactions> {
+        Transactions::with_slots(clock, Slots::new())
+    }
+
+    fn with_slots(clock: Clock, slots: Slots) -> Arc<Transactions> {
         let now = clock.now().0;
         Arc::new(Transactions {
             clock,
-            slots: Slots::new(),
+            slots,
             slots_used: Line(AtomicUsize::new(0)),
             horizon: Line(AtomicU64::new(now)),
             candidate: Line(AtomicU64::new(now)),
@@ -96,19 +120,22 @@ impl Transactions {
         self.clock.run_after(after);
     }
 
-    /// A slot, for a session or a thread to keep. 53300 when there are `SLOTS_MAX`.
+    /// A slot, for a session or a thread to keep. 53300 when there are `SLOTS_MAX`, or as many as a host has of a memory that
+    /// it shares.
     pub fn worker(self: &Arc<Self>) -> Result<Worker> {
-        let index = {
+        let own = self.slots.own();
+        let index = own.start + {
             let mut free = lock(&self.free);
             match free.pop() {
                 Some(Reverse(index)) => index,
                 None => {
                     let next = self.slots_used.0.load(Ordering::Relaxed);
-                    if next == SLOTS_MAX {
+                    let slots = own.len();
+                    if next == slots {
                         return Err(Error::new(SqlState::TOO_MANY_CONNECTIONS, "too many sessions and threads")
-                            .with_detail(format!("{SLOTS_MAX} of them can use transactions at a time.")));
+                            .with_detail(format!("{slots} of them can use transactions at a time.")));
                     }
-                    self.slots.get(next);
+                    self.slots.get(own.start + next);
                     self.slots_used.0.store(next + 1, Ordering::Release);
                     next
                 }
@@ -118,11 +145,11 @@ impl Transactions {
     }
 
     pub(crate) fn give_back(&self, index: usize) {
-        lock(&self.free).push(Reverse(index));
+        lock(&self.free).push(Reverse(index - self.slots.own().start));
     }
 
     #[inline]
-    pub(crate) fn slot(&self, index: usize) -> &Slot {
+    pub(crate) fn slot(&self, index: usize) -> Slot<'_> {
         self.slots.get(index)
     }
 
@@ -131,8 +158,31 @@ impl Transactions {
         self.slot(tag.slot()).is_current(tag)
     }
 
-    fn used_slots(&self) -> impl Iterator<Item = &Slot> {
-        (0..self.slots_used.0.load(Ordering::Acquire)).map(|index| self.slot(index))
+    pub(crate) fn hold(&self, index: usize, ts: u64) {
+        self.slots.hold(index, ts);
+    }
+
+    pub(crate) fn let_go(&self, index: usize, ts: u64) {
+        self.slots.let_go(index, ts);
+    }
+
+    /// Of this process, with their numbers among all.
+    fn used_slots(&self) -> impl Iterator<Item = (usize, Slot<'_>)> {
+        let first = self.slots.own().start;
+        (first..first + self.slots_used.0.load(Ordering::Acquire)).map(|index| (index, self.slot(index)))
+    }
+
+    /// Whether a transaction is another host's.
+    #[inline]
+    pub fn is_foreign(&self, tag: Tag) -> bool {
+        self.slots.member().is_some_and(|_| !self.slots.own().contains(&tag.slot()))
+    }
+
+    /// Returns when a slot's words outlive this host.
+    pub(crate) fn make_durable(&self, index: usize) {
+        if let Some(Member { memory, host }) = self.slots.member() {
+            memory.make_durable(*host, index - self.slots.own().start);
+        }
     }
 
     /// What the transaction of a tag that was found in a version is doing.
@@ -149,6 +199,13 @@ impl Transactions {
             return Some(begin <= ts);
         }
         self.tag_is_before(Tag(begin), ts)
+    }
+
+    /// Whether a snapshot at `ts` includes what a word dates that was copied from a version's `begin`. `None`: the
+    /// transaction that it names is over, and the version has its timestamp by now.
+    #[inline]
+    pub fn word_is_before(&self, begin: u64, ts: CommitTs) -> Option<bool> {
+        self.is_before(begin, ts.0)
     }
 
     fn tag_is_before(&self, tag: Tag, ts: u64) -> Option<bool> {
@@ -198,14 +255,29 @@ impl Transactions {
         let candidate = self.clock.now().0;
         self.candidate.0.store(candidate, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let oldest = self.used_slots().map(Slot::oldest).min().unwrap_or(NONE);
+        let oldest = self.used_slots().map(|(_, slot)| slot.oldest()).min().unwrap_or(NONE);
         let horizon = oldest.min(candidate);
         // Snapshots only go up, but for one that is pinned at the horizon itself.
         if horizon > self.horizon.0.load(Ordering::Relaxed) {
             // Release: whoever frees by it comes after the reads that were waited for.
             self.horizon.0.store(horizon, Ordering::Release);
+            if let Some(Member { memory, host }) = self.slots.member() {
+                memory.horizon(*host).store(horizon, Ordering::Release);
+            }
         }
         self.horizon()
+    }
+
+    /// No snapshot of any host below this is in use, nor will be. Where no memory is shared, this process's horizon.
+    pub fn horizon_of_all(&self) -> CommitTs {
+        match self.slots.member() {
+            None => self.horizon(),
+            Some(Member { memory, .. }) => {
+                // Acquire: what was read under snapshots that are gone was read before.
+                let horizons = (0..memory.hosts()).map(|host| memory.horizon(host).load(Ordering::Acquire));
+                CommitTs(horizons.min().unwrap_or(NONE))
+            }
+        }
     }
 
     /// The horizon, and whatever `publish` does with it before it can move.
@@ -222,8 +294,8 @@ impl Transactions {
         // Before the look at the slots: whoever is found not to have begun to commit will draw a later time.
         let now = self.clock.now().0;
         fence(Ordering::SeqCst);
-        let of_slot = |slot: &Slot| {
-            let state = slot.state.load(Ordering::Acquire);
+        let of_slot = |(_, slot): (usize, Slot<'_>)| {
+            let state = slot.state().load(Ordering::Acquire);
             match state & crate::slots::ABORTED {
                 crate::slots::RUNNING | crate::slots::ABORTED => now,
                 // `committing (m)`: the timestamp will be greater. `committed (c)`: it is `c`, perhaps not appended yet.
@@ -236,7 +308,6 @@ impl Transactions {
     /// The snapshots in use of each slot that has any: slot and timestamp. What holds the horizon back.
     pub fn snapshots(&self) -> Vec<(usize, CommitTs)> {
         self.used_slots()
-            .enumerate()
             .map(|(index, slot)| (index, slot.oldest()))
             .filter(|(_, oldest)| *oldest != NONE)
             .map(|(index, oldest)| (index, CommitTs(oldest)))

@@ -50,7 +50,24 @@ pub struct Validation<'t> {
     pub(crate) view: &'t View,
 }
 
-impl Validation<'_> {
+impl<'t> Validation<'t> {
+    /// The same that another host's transaction asks, of what this host has. `view`: one of this host, drawn since that asked.
+    pub fn for_another(
+        transactions: &'t Transactions,
+        own: Tag,
+        snapshot: CommitTs,
+        commit: CommitTs,
+        round: u32,
+        view: &'t View,
+    ) -> Validation<'t> {
+        Validation { transactions, own, snapshot: snapshot.0, commit: commit.0, round, view }
+    }
+
+    /// How often the transaction has drawn a timestamp.
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
     pub fn own(&self) -> Tag {
         self.own
     }
@@ -71,28 +88,38 @@ impl Validation<'_> {
 
     pub fn standing(&self, begin: &AtomicU64) -> Standing {
         loop {
-            let word = begin.load(Ordering::Acquire);
-            if word == self.own.word() {
-                return Standing::Own;
+            if let Some(standing) = self.standing_of(begin.load(Ordering::Acquire)) {
+                return standing;
             }
-            if word & TAG_BIT == 0 {
-                return self.standing_at(word);
-            }
-            let tag = Tag(word);
-            let slot = self.transactions.slot(tag.slot());
+        }
+    }
+
+    /// As `standing`, of a word that was copied from a version's `begin`. `None`: the transaction that it names is over,
+    /// and the version has its timestamp by now.
+    #[inline]
+    pub fn standing_of(&self, word: u64) -> Option<Standing> {
+        if word == self.own.word() {
+            return Some(Standing::Own);
+        }
+        if word & TAG_BIT == 0 {
+            return Some(self.standing_at(word));
+        }
+        let tag = Tag(word);
+        let slot = self.transactions.slot(tag.slot());
+        loop {
             match slot.status(tag) {
-                Status::Running | Status::Aborted => return Standing::Later,
-                Status::Committing(m) if m >= self.commit => return Standing::Later,
+                Status::Running | Status::Aborted => return Some(Standing::Later),
+                Status::Committing(m) if m >= self.commit => return Some(Standing::Later),
                 Status::Committing(m) => {
                     if self.round >= ROUNDS && tag.slot() < self.own.slot() {
-                        return Standing::Conflict;
+                        return Some(Standing::Conflict);
                     }
                     if slot.raise(m, self.commit) {
-                        return Standing::Later;
+                        return Some(Standing::Later);
                     }
                 }
-                Status::Committed(c) => return self.standing_at(c),
-                Status::Gone => {}
+                Status::Committed(c) => return Some(self.standing_at(c)),
+                Status::Gone => return None,
             }
         }
     }

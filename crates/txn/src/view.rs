@@ -141,6 +141,6 @@ impl Deref for ProcedureView<'_> {
 
 impl Drop for HeldSnapshot {
     fn drop(&mut self) {
-        self.transactions.slot(self.slot).let_go(self.view.ts);
+        self.transactions.let_go(self.slot, self.view.ts);
     }
 }

@@ -10,11 +10,17 @@
 use crate::{Tag, Transactions};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 
 /// Short enough that a cancelled statement ends at once by a person's measure.
 const WAIT_SLICE: Duration = Duration::from_millis(20);
+
+/// So long another host's transaction is waited for.
+const FOREIGN_WAIT: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_millis(20) };
+
+/// Looks at another host's slot before other threads have a turn.
+const LOOKS: u32 = 200;
 
 /// Waiters of one are woken with those of few others.
 const CONDITIONS: usize = 64;
@@ -80,9 +86,12 @@ impl Waits {
 impl Transactions {
     /// Returns when the transaction of `target` is over, its versions stamped or taken back. 40P01 if that would be never:
     /// it waits, through others or not, for `own`. `interrupted` is asked every 20 ms, of a fiber at each of its
-    /// turns, and its error ends the waiting.
+    /// turns, and its error ends the waiting. For one of another host 40001 after some milliseconds.
     #[cold]
     pub fn wait_for(&self, own: Tag, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        if self.is_foreign(target) {
+            return self.wait_for_foreign(target, interrupted);
+        }
         let slot = self.slot(target.slot());
         let condition = &self.waits.ended[target.slot() % CONDITIONS];
         loop {
@@ -118,9 +127,48 @@ impl Transactions {
         }
     }
 
+    fn wait_for_foreign(&self, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        let slot = self.slot(target.slot());
+        let until = Instant::now() + FOREIGN_WAIT;
+        let mut looks = 0u32;
+        let mut is_late = false;
+        let mut outcome = Ok(());
+        let mut look = || {
+            if !slot.is_current(target) {
+                return true;
+            }
+            looks += 1;
+            if looks.is_multiple_of(LOOKS) {
+                outcome = interrupted();
+                is_late = Instant::now() >= until;
+            }
+            is_late || outcome.is_err()
+        };
+        if tidepool_fiber::is_fiber() {
+            tidepool_fiber::wait_until(look);
+        } else {
+            let mut spins = 0u32;
+            while !look() {
+                spins += 1;
+                match spins % LOOKS {
+                    0 => std::thread::yield_now(),
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        }
+        outcome?;
+        if is_late && slot.is_current(target) {
+            return Err(foreign(target));
+        }
+        Ok(())
+    }
+
     /// Has `call` told, by whoever ends it, when the transaction of `target` is over, perhaps at once or too early; 40P01 as `wait_for`.
-    /// For those that may not sleep.
+    /// For those that may not sleep. Of another host's transaction 40001: nobody is told of its end.
     pub fn when_over(&self, own: Tag, target: Tag, call: impl FnOnce() + Send + 'static) -> Result<()> {
+        if self.is_foreign(target) {
+            return Err(foreign(target));
+        }
         let mut waiting = self.waits.lock();
         if !self.slot(target.slot()).mark_waited(target) {
             drop(waiting);
@@ -166,6 +214,12 @@ impl Transactions {
         waits.sort_by_key(|(waiter, _)| waiter.number());
         waits
     }
+}
+
+fn foreign(target: Tag) -> Error {
+    Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to a transaction of another host")
+        .with_detail(format!("Transaction {target} did not end in time."))
+        .with_hint("The transaction might succeed if retried.")
 }
 
 fn deadlock(chain: &[(Tag, Tag)]) -> Error {

@@ -21,6 +21,8 @@
 //! Between steps 3 and 4 others see what was written as committed: they may replace it, commit, and retire it. So a snapshot
 //! from before step 1 is in use until the versions are stamped; the horizon does not pass what replaced them.
 //!
+//! Where hosts share slots, a transaction that others may find has its state outlive the host before its versions say so.
+//!
 //! So all of a transaction's versions are in a snapshot or none is. A commit returns when the clock has reached *c*, so
 //! whatever begins after that sees it.
 
@@ -55,6 +57,11 @@ pub trait Commit {
     fn validate(&mut self, check: &Validation<'_>) -> Result<()> {
         let _ = check;
         Ok(())
+    }
+
+    /// Other hosts find what it wrote: the commit is to outlive this one before anything rests on it.
+    fn is_shared(&self) -> bool {
+        false
     }
 
     /// Appends the redo record.
@@ -136,7 +143,7 @@ impl Worker {
     }
 
     #[inline]
-    fn slot(&self) -> &Slot {
+    fn slot(&self) -> Slot<'_> {
         self.transactions.slot(self.index)
     }
 
@@ -257,7 +264,7 @@ impl Worker {
         loop {
             let ts = clock.now().0;
             // Release: whoever finds this one instead of the end of the one before it comes after what was read under that.
-            slot.snapshot.store(ts, Ordering::Release);
+            slot.snapshot().store(ts, Ordering::Release);
             // Between drawing and looking, and between publishing and looking at the candidate.
             fence(Ordering::SeqCst);
             if ts >= self.transactions.candidate() {
@@ -272,7 +279,7 @@ impl Worker {
         self.open.set(open);
         if open == 0 {
             // Release: what was read was read before.
-            self.slot().snapshot.store(NONE, Ordering::Release);
+            self.slot().snapshot().store(NONE, Ordering::Release);
         }
     }
 
@@ -299,7 +306,7 @@ impl Worker {
     }
 
     fn held(&self, snapshot: &View) -> HeldSnapshot {
-        self.slot().hold(snapshot.ts().0);
+        self.transactions.hold(self.index, snapshot.ts().0);
         HeldSnapshot {
             view: View::new(&self.transactions, snapshot.ts().0, self.tag(), self.command.get()),
             transactions: Arc::clone(&self.transactions),
@@ -310,7 +317,7 @@ impl Worker {
     /// A view of the oldest that anybody can see, which keeps the horizon where it is: for looking at all versions that
     /// are of use to somebody. Short, as nothing is freed meanwhile.
     pub fn pin_horizon(&self) -> HeldSnapshot {
-        let horizon = self.transactions.at_horizon(|horizon| self.slot().hold(horizon));
+        let horizon = self.transactions.at_horizon(|horizon| self.transactions.hold(self.index, horizon));
         fence(Ordering::SeqCst);
         HeldSnapshot {
             // It sees no writes of its own transaction, whose commands count from one.
@@ -324,7 +331,7 @@ impl Worker {
     pub fn pin_now(&self) -> HeldSnapshot {
         let snapshot = self.snapshot_now();
         let ts = snapshot.ts().0;
-        self.slot().hold(ts);
+        self.transactions.hold(self.index, ts);
         HeldSnapshot {
             view: View::new(&self.transactions, ts, self.tag(), 0),
             transactions: Arc::clone(&self.transactions),
@@ -401,24 +408,34 @@ impl Worker {
         let clock = self.transactions.clock();
         let slot = self.slot();
         let m = clock.now().0.max(self.lower.get() + 1);
-        slot.state.store(committing(m), Ordering::Release);
+        slot.state().store(committing(m), Ordering::Release);
         fence(Ordering::SeqCst);
         let decided = work.reserve().and_then(|()| self.decide(slot, work));
         let c = match decided {
             Ok(c) => c,
             Err(error) => {
                 // Whoever raised the bound relies on it even if this is tried again.
-                let before = slot.state.swap(RUNNING, Ordering::AcqRel);
+                let before = slot.state().swap(RUNNING, Ordering::AcqRel);
                 self.lower.set(self.lower.get().max(ts_of(before)));
                 self.close_snapshot();
                 return Err(error);
             }
         };
+        let is_shared = work.is_shared();
+        if is_shared {
+            // Before a version says so, and before the client hears it.
+            self.transactions.make_durable(self.index);
+        }
         work.append(CommitTs(c));
         work.stamp(CommitTs(c), self);
         self.close_snapshot();
         self.lower.set(c);
         self.end_writing();
+        if is_shared {
+            // Before any host sees the next transaction's tag: else this host's death could leave one's state beside the
+            // other's sequence number.
+            self.transactions.make_durable(self.index);
+        }
         self.transactions.clock().wait_until(c);
         self.collect_some();
         Ok(Some(CommitTs(c)))
@@ -430,7 +447,7 @@ impl Worker {
         // Until the versions are stamped.
         self.draw();
         let c = self.transactions.clock().now().0;
-        self.slot().state.store(committed(c), Ordering::Release);
+        self.slot().state().store(committed(c), Ordering::Release);
         work.stamp(CommitTs(c), self);
         self.close_snapshot();
         self.lower.set(self.lower.get().max(c));
@@ -440,11 +457,11 @@ impl Worker {
     }
 
     /// Step 3.
-    fn decide(&self, slot: &Slot, work: &mut impl Commit) -> Result<u64> {
+    fn decide(&self, slot: Slot<'_>, work: &mut impl Commit) -> Result<u64> {
         let mut round = 0;
         let view = View::new(&self.transactions, self.transaction_ts.get(), self.tag(), self.command.get());
         loop {
-            let seen = slot.state.load(Ordering::Acquire);
+            let seen = slot.state().load(Ordering::Acquire);
             // Not ahead of the clock by more than this nanosecond: whoever is found running now will draw no earlier
             // one.
             let c = self.transactions.clock().wait_until(ts_of(seen)) + 1;
@@ -461,7 +478,7 @@ impl Worker {
                 };
                 work.validate(&check)?;
             }
-            if slot.state.compare_exchange(seen, committed(c), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if slot.state().compare_exchange(seen, committed(c), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return Ok(c);
             }
             round += 1;
@@ -479,7 +496,7 @@ impl Worker {
             return;
         }
         // Readers need not ask for a timestamp that will not come.
-        self.slot().state.store(ABORTED, Ordering::Release);
+        self.slot().state().store(ABORTED, Ordering::Release);
         {
             // What it goes through to its versions stays where it is.
             let _pin = self.snapshot_now();
@@ -588,7 +605,7 @@ impl Drop for Worker {
         self.rest();
         if self.is_active && self.wrote.get() {
             // Its versions are still there. Nobody shall see them, so nobody may have the slot.
-            self.slot().state.store(ABORTED, Ordering::Release);
+            self.slot().state().store(ABORTED, Ordering::Release);
             return;
         }
         self.abort(|_| ());

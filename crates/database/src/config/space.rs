@@ -35,7 +35,9 @@ impl SpaceSpec {
                     });
                 }
                 // Of the node that was named before.
-                Some(("cache" | "token" | "policy", _)) if locations.last().is_some_and(|last| last.starts_with("node:")) => {
+                Some(("cache" | "token" | "policy", _))
+                    if locations.last().is_some_and(|last| last.starts_with("node:")) =>
+                {
                     at_node.push(part);
                 }
                 Some((key, _)) if !key.contains(':') => {

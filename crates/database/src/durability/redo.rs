@@ -412,7 +412,11 @@ pub(crate) struct Logged<'t> {
 
 impl Commit for Logged<'_> {
     fn reserve(&mut self) -> Result<()> {
-        Ok(())
+        self.writes.secure()
+    }
+
+    fn is_shared(&self) -> bool {
+        self.writes.is_shared()
     }
 
     fn validate(&mut self, check: &Validation<'_>) -> Result<()> {

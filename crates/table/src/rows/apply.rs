@@ -119,6 +119,7 @@ impl Applier {
                     found = range.head_to_write(view, row.position())?.load();
                     continue;
                 }
+                Found::Pod(_) => return Err(Error::internal("a row of another process's log is in the pod")),
                 Found::Null => {
                     let main = range.main(view).filter(|main| main.has(row.position()));
                     main.map_or(Before::Nothing, Before::Main)

@@ -70,6 +70,18 @@ impl RowStore {
             _ => Claim::Free,
         };
         let mut found = range.head(view, row.position()).map(|head| head.load());
+        if let Some(Found::Pod(tuple)) = found {
+            // A row in the pod keeps its keys, so any of its versions says whether it has one.
+            let mut is = None;
+            let base = self.images_in_pod(view, tuple, &mut |image, _| {
+                is = Some(has(RowRef::Version(image)));
+                false
+            });
+            match is {
+                Some(is) => return Some(settled(open, is)),
+                None => found = base.map(Found::Version),
+            }
+        }
         while let Some(Found::Version(version)) = found {
             // SAFETY: from a head under the view, and then from versions that are not committed, were taken back, or only
             // lock the row: see the module above.

@@ -100,7 +100,7 @@ impl RowLocks {
     }
 
     /// Who else has a lock that a writer, whose version is in the head, has to wait for.
-    #[inline]
+    #[inline(always)]
     pub fn in_the_way(&self, transactions: &Transactions, row: RowId, own: Tag, leaves_key: bool) -> Option<Tag> {
         fence(Ordering::SeqCst);
         if self.stripe(row).count.load(Ordering::Relaxed) == 0 {

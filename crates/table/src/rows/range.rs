@@ -248,7 +248,7 @@ impl Range {
     }
 
     /// Marks a row as headed, before what is in its head is committed.
-    #[inline]
+    #[inline(always)]
     pub fn mark(&self, position: usize) {
         let (word, bit) = (&self.marks()[position / 64], 1 << (position % 64));
         // Nobody takes the mark off while the writer's version is in the head.
@@ -326,7 +326,8 @@ impl Range {
         let pages: Vec<&HeadPage> = pages.filter_map(|page| unsafe { page.as_ref() }).collect();
         pages.into_iter().flat_map(|page| page.0.iter()).filter_map(|head| match head.load() {
             Found::Version(version) => Some(version),
-            Found::Null | Found::TakingOut => None,
+            // What is beneath a row in the pod is the pod's member's to free.
+            Found::Null | Found::TakingOut | Found::Pod(_) => None,
         })
     }
 }

@@ -14,6 +14,7 @@
 //! (it was emptied, moved or dropped) says since when, and so does that of a table that got or lost a partition: who read it cannot tell what
 //! changed since.
 
+use super::pod::Between;
 use super::range::{Range, WORDS};
 use super::store::RowRef;
 use super::version::{Found, Kind};
@@ -172,8 +173,14 @@ impl Reads for Asked<'_> {
         if reads.is_whole {
             return store.ranges_hold(check, &mut |row| Ok(store.change(check, row).is_none()));
         }
-        if reads.rows.iter().any(|row| store.change(check, *row).is_some()) {
-            return Ok(false);
+        for row in &reads.rows {
+            let holds = match super::is_pod_row(*row) {
+                true => store.holds_elsewhere(check, *row)?,
+                false => store.change(check, *row).is_none(),
+            };
+            if !holds {
+                return Ok(false);
+            }
         }
         let mut walked = Vec::new();
         for scan in &reads.scans {
@@ -307,6 +314,24 @@ impl RowStore {
         let mut found = range.head(check.view(), row.position()).map(|head| head.load());
         // As of the commit, once it is known to be another's.
         let mut after: Option<Option<RowRef<'v>>> = None;
+        while let Some(Found::Pod(tuple)) = found {
+            match self.between_in_pod(check, tuple, None) {
+                Ok(Between::Same) => return None,
+                Ok(Between::Changed { before, after }) => {
+                    let [before, after] = [before, after].map(|image| Some(RowRef::Version(image)));
+                    return Some(Change { before, after });
+                }
+                Ok(Between::Beneath { after: changed, base }) => {
+                    after = changed.map(|image| Some(RowRef::Version(image)));
+                    found = base.map(Found::Version);
+                    break;
+                }
+                // It has gone home meanwhile.
+                Ok(Between::Left) => found = range.head(check.view(), row.position()).map(|head| head.load()),
+                // Remembered, so that nothing is committed.
+                Err(_) => return None,
+            }
+        }
         while let Some(Found::Version(version)) = found {
             // SAFETY: from a head under the transaction's snapshot, and then from versions after it: see the module.
             let header = unsafe { version.header::<'v>() };

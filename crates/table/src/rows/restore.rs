@@ -81,6 +81,7 @@ impl RowStore {
         let before = match head.load() {
             Found::Version(version) => Some(version),
             Found::Null | Found::TakingOut => None,
+            Found::Pod(_) => return Err(Error::internal("a row is restored that is in the pod")),
         };
         if let Some(before) = before {
             // SAFETY: in the head, and nobody else uses the store.

@@ -58,6 +58,8 @@ pub struct RowStore {
     pub(super) open: Mutex<Option<RowId>>,
     pub(super) locks: RowLocks,
     pub(super) gone: OnceLock<Box<dyn Gone>>,
+    /// Of a table whose rows other hosts read and write, too.
+    pub(super) pod: OnceLock<Arc<super::PodMember>>,
     /// As a version's `begin`: since when the table has its rows in another store, or in others besides.
     pub(super) redefined: AtomicU64,
     /// Of a temporary table: what is to be freed ([`RowStore::retire`]).
@@ -104,6 +106,7 @@ impl RowStore {
             open: Mutex::new(None),
             locks: RowLocks::new(),
             gone: OnceLock::new(),
+            pod: OnceLock::new(),
             redefined: AtomicU64::new(0),
             retired: Mutex::default(),
         })
@@ -242,13 +245,16 @@ impl RowStore {
     ) -> Option<RowRef<'v>> {
         self.check_view(view);
         let range = self.directory.get(row.range())?;
-        if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
+        let found = range.head(view, row.position()).map(|head| head.load());
+        if let Some(Found::Version(version)) = found {
             arrive(version);
             match self.seen_charging(view, version, 0, charge) {
                 Seen::Image(image) => return Some(RowRef::Version(image)),
                 Seen::Deleted => return None,
                 Seen::Main => {}
             }
+        } else if let Some(Found::Pod(_)) = found {
+            return self.read_in_pod(view, range, row.position());
         }
         self.read_main(view, range, row.position())
     }
@@ -270,12 +276,16 @@ impl RowStore {
                 }
             }
             let mut versions = [None; TOGETHER];
-            for (head, version) in heads.iter().zip(&mut versions) {
-                if let Some((_, Some(head))) = head
-                    && let Found::Version(found) = head.load()
-                {
-                    found.prefetch();
-                    *version = Some(found);
+            let mut in_pod = 0u32;
+            for (at, (head, version)) in heads.iter().zip(&mut versions).enumerate() {
+                let Some((_, Some(head))) = head else { continue };
+                match head.load() {
+                    Found::Version(found) => {
+                        found.prefetch();
+                        *version = Some(found);
+                    }
+                    Found::Pod(_) => in_pod |= 1 << at,
+                    Found::Null | Found::TakingOut => {}
                 }
             }
             if versions.iter().any(Option::is_some) {
@@ -285,9 +295,11 @@ impl RowStore {
             let read = Cell::new(0);
             for (at, row) in chunk.iter().enumerate() {
                 let found = heads[at].and_then(|(range, _)| {
-                    let seen = versions[at].map_or(Seen::Main, |version| {
-                        self.seen_charging(view, version, 0, |bytes| read.set(read.get() + bytes))
-                    });
+                    let seen = match versions[at] {
+                        Some(version) => self.seen_charging(view, version, 0, |bytes| read.set(read.get() + bytes)),
+                        None if in_pod >> at & 1 != 0 => self.seen_in_pod(view, range, row.position()),
+                        None => Seen::Main,
+                    };
                     match seen {
                         Seen::Image(image) => Some(RowRef::Version(image)),
                         Seen::Deleted => None,
@@ -377,6 +389,17 @@ impl RowStore {
         self.check_view(horizon);
         let Some(range) = self.directory.get(row.range()) else { return false };
         let mut found = range.head(horizon, row.position()).map(|head| head.load());
+        if let Some(Found::Pod(tuple)) = found {
+            let mut is_wanted = false;
+            let base = self.images_in_pod(horizon, tuple, &mut |image, _| {
+                is_wanted = wanted(RowRef::Version(image));
+                !is_wanted
+            });
+            if is_wanted {
+                return true;
+            }
+            found = base.map(Found::Version);
+        }
         while let Some(Found::Version(version)) = found {
             // SAFETY: as in `seen`.
             let header = unsafe { version.header() };
@@ -404,6 +427,10 @@ impl Drop for RowStore {
                 // SAFETY: in its head, so it was never retired; and nobody has the store any more.
                 unsafe { version.free(&self.memory) };
             }
+        }
+        for version in self.pod.get().map(|pod| pod.take_bases(self)).unwrap_or_default() {
+            // SAFETY: beneath a row that was in the pod, where nobody looks any more.
+            unsafe { version.free(&self.memory) };
         }
         for version in super::reclaim::unreached(std::mem::take(self.retired.get_mut())) {
             // SAFETY: retired, in no head, and not freed yet; and nobody has the store any more.

@@ -216,6 +216,11 @@ impl Header {
 /// In a head: it is being taken out. Nobody may put anything there until it is null; readers take it for null.
 const TAKING_OUT: *mut Header = std::ptr::without_provenance_mut(8);
 
+/// In a head, beside the number of a tuple above it: the row is in the pod. As `TAKING_OUT`, it is below what versions are
+/// aligned to.
+const IN_POD: usize = 16;
+const TUPLE_SHIFT: u32 = BLOCK_ALIGN.trailing_zeros();
+
 /// A row's newest version.
 #[derive(Debug, Default)]
 #[repr(transparent)]
@@ -227,6 +232,8 @@ pub(crate) enum Found {
     Null,
     TakingOut,
     Version(Version),
+    /// The pod has the row, in this tuple.
+    Pod(u32),
 }
 
 impl Head {
@@ -234,8 +241,13 @@ impl Head {
     pub fn load(&self) -> Found {
         // Acquire: what is behind the pointer was written before.
         let pointer = self.0.load(Ordering::Acquire);
-        if pointer == TAKING_OUT {
-            return Found::TakingOut;
+        // One comparison for what is no version.
+        if pointer.addr() & (BLOCK_ALIGN - 1) != 0 {
+            return if pointer == TAKING_OUT {
+                Found::TakingOut
+            } else {
+                Found::Pod((pointer.addr() >> TUPLE_SHIFT) as u32)
+            };
         }
         NonNull::new(pointer).map_or(Found::Null, |header| Found::Version(Version(header)))
     }
@@ -253,6 +265,12 @@ impl Head {
     /// Puts back what was there before: for whoever's version is there, which nobody else may replace.
     pub fn restore(&self, before: Option<Version>) {
         self.0.store(Self::pointer(before), Ordering::Release);
+    }
+
+    /// Puts a tuple of the pod in the place of `old`, if that is there.
+    pub fn move_in(&self, old: Option<Version>, tuple: u32) -> bool {
+        let new = std::ptr::without_provenance_mut((tuple as usize) << TUPLE_SHIFT | IN_POD);
+        self.0.compare_exchange(Self::pointer(old), new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Begins to take `version` out.

@@ -158,14 +158,22 @@ impl<'v> RangeView<'v> {
     }
 
     fn look_at(&self, positions: &[u32], take: &mut impl FnMut(u32, Seen<'v>)) {
-        for (position, version) in positions.iter().zip(self.heads(positions)) {
-            take(*position, version.map_or(Seen::Main, |version| self.seen(version)));
+        let (versions, in_pod) = self.heads(positions);
+        for ((at, position), version) in positions.iter().enumerate().zip(versions) {
+            let seen = match version {
+                Some(version) => self.seen(version),
+                // No main has what the pod has of a row, whatever it was made at.
+                None if in_pod >> at & 1 != 0 => self.store.seen_in_pod(self.view, self.range, *position as usize),
+                None => Seen::Main,
+            };
+            take(*position, seen);
         }
     }
 
-    /// What the heads at some positions hold, at most `TOGETHER` of them.
-    fn heads(&self, positions: &[u32]) -> [Option<Version>; TOGETHER] {
+    /// What the heads at some positions hold, at most `TOGETHER` of them; and a bit for each row that is in the pod.
+    fn heads(&self, positions: &[u32]) -> ([Option<Version>; TOGETHER], u32) {
         let mut versions = [None; TOGETHER];
+        let mut in_pod = 0;
         if positions.len() > 1 {
             for position in positions {
                 if let Some(head) = self.range.head(self.view, *position as usize) {
@@ -173,17 +181,20 @@ impl<'v> RangeView<'v> {
                 }
             }
         }
-        for (position, place) in positions.iter().zip(&mut versions) {
-            let head = self.range.head(self.view, *position as usize).map(|head| head.load());
-            if let Some(Found::Version(version)) = head {
-                version.prefetch();
-                *place = Some(version);
+        for (at, (position, place)) in positions.iter().zip(&mut versions).enumerate() {
+            match self.range.head(self.view, *position as usize).map(|head| head.load()) {
+                Some(Found::Version(version)) => {
+                    version.prefetch();
+                    *place = Some(version);
+                }
+                Some(Found::Pod(_)) => in_pod |= 1 << at,
+                Some(Found::Null | Found::TakingOut) | None => {}
             }
         }
         if positions.len() > 1 {
             self.store.memory().about_to_read(versions.iter().flatten().map(|version| version.address()));
         }
-        versions
+        (versions, in_pod)
     }
 
     /// Appends the images of all rows from the newest down to the one that the view sees, or main's. What is read is the caller's
@@ -206,8 +217,24 @@ impl<'v> RangeView<'v> {
     }
 
     fn images_of(&self, positions: &[u32], upto: u64, images: &mut Vec<&'v [u8]>) {
-        for version in self.heads(positions).into_iter().flatten() {
-            self.store.images_down_to_seen(self.view, version, upto, images);
+        let (versions, in_pod) = self.heads(positions);
+        for ((at, position), version) in positions.iter().enumerate().zip(versions) {
+            match version {
+                Some(version) => self.store.images_down_to_seen(self.view, version, upto, images),
+                None if in_pod >> at & 1 != 0 => {
+                    let head = self.range.head(self.view, *position as usize).map(|head| head.load());
+                    if let Some(Found::Pod(tuple)) = head {
+                        let base = self.store.images_in_pod(self.view, tuple, &mut |image, _| {
+                            images.push(image);
+                            true
+                        });
+                        if let Some(base) = base {
+                            self.store.images_down_to_seen(self.view, base, 0, images);
+                        }
+                    }
+                }
+                None => {}
+            }
         }
     }
 

@@ -31,6 +31,8 @@ enum Target {
     /// The head, as it was found, may be replaced.
     Free(Option<Version>),
     Refused(Outcome),
+    /// The row is in this tuple of the pod.
+    Pod(u32),
 }
 
 impl RowStore {
@@ -84,6 +86,7 @@ impl RowStore {
         let before = match head.load() {
             Found::Version(version) => Some(version),
             Found::Null | Found::TakingOut => None,
+            Found::Pod(_) => return Err(Error::internal("a row is put down that is in the pod")),
         };
         let kind = if image.is_some() { Kind::Row } else { Kind::Deleted };
         let version = self.new_version(worker, view, (kind, Keys::Change), before, image.unwrap_or(&[]))?;
@@ -135,11 +138,24 @@ impl RowStore {
             let Some(range) = self.directory.get(row.range()) else { return Ok(Outcome::Deleted) };
             // Seen by writers as long as its tag is that of a transaction under way.
             let own = worker.tag_to_write();
+            let mut in_pod = None;
             let look = || match self.target(view, range, row.position(), Some(lock)) {
                 Target::Free(_) => Ok(()),
                 Target::Refused(outcome) => Err(outcome),
+                Target::Pod(tuple) => {
+                    in_pod = Some(tuple);
+                    Err(Outcome::Deleted)
+                }
             };
-            return Ok(match self.locks.share(row, own, lock, look) {
+            let shared = self.locks.share(row, own, lock, look);
+            if let Some(tuple) = in_pod {
+                // Shared locks are in near memory, where other hosts do not look: there all locks are exclusive.
+                return match self.write_in_pod(worker, view, writes, row, (tuple, None), None)? {
+                    Some(outcome) => Ok(outcome),
+                    None => self.lock_row(worker, view, writes, row, lock),
+                };
+            }
+            return Ok(match shared {
                 Ok(new) => {
                     if new {
                         writes.locked(self, row);
@@ -193,6 +209,10 @@ impl RowStore {
             let before = match self.target(view, range, row.position(), None) {
                 Target::Free(before) => before,
                 Target::Refused(outcome) => return Ok(outcome),
+                Target::Pod(tuple) => match self.write_to_pod(worker, view, writes, row, tuple, (kind, keys), image)? {
+                    Some(outcome) => return Ok(outcome),
+                    None => continue,
+                },
             };
             // SAFETY: found in the head under the view.
             let own = before
@@ -230,6 +250,37 @@ impl RowStore {
         }
     }
 
+    /// Writes a row that was found in the pod. `None`: it has gone home, or was brought there.
+    #[cold]
+    #[expect(clippy::too_many_arguments, reason = "what a write has at hand")]
+    fn write_to_pod(
+        self: &Arc<Self>,
+        worker: &Worker,
+        view: &View,
+        writes: &mut WriteSet,
+        row: RowId,
+        tuple: u32,
+        (kind, keys): (Kind, Keys),
+        image: &[u8],
+    ) -> Result<Option<Outcome>> {
+        let Some(member) = self.pod.get() else { return Err(Error::internal("a row is in no pod and in one")) };
+        let keeps_keys = kind == Kind::Lock || kind == Kind::Row && keys == Keys::Leave;
+        if keeps_keys && !member.is_wanted_home(tuple) {
+            let image = (kind == Kind::Row).then_some(image);
+            return self.write_in_pod(worker, view, writes, row, (tuple, None), image);
+        }
+        if self.move_out(worker, row)? {
+            return Ok(None);
+        }
+        // Who has the row is waited for. Where a snapshot may still see what it was, or this transaction has written it, the
+        // next try finds it at home.
+        member.want_home(tuple, true);
+        Ok(match self.write_in_pod(worker, view, writes, row, (tuple, None), None)? {
+            Some(Outcome::Written) => Some(Outcome::Newer { ts: view.ts(), deleted: false }),
+            outcome => outcome,
+        })
+    }
+
     /// Whether the view's transaction may write the row. With `shared`: whether it may have that lock on it.
     fn target(&self, view: &View, range: &Range, position: usize, shared: Option<RowLock>) -> Target {
         let mut tries = 0u32;
@@ -242,6 +293,7 @@ impl RowStore {
                     pause(&mut tries);
                     continue;
                 }
+                Found::Pod(tuple) => return Target::Pod(tuple),
                 Found::Version(version) => version,
             };
             let first = version;

@@ -1,5 +1,6 @@
 //! What a transaction wrote and read, in the order that it did: for its end, and for going back to savepoints.
 
+use super::pod::PodWrite;
 use super::reads::{Asked, TableReads};
 use super::reclaim::{ABORTED, PLAIN, SUPERSEDED, TOMBSTONE};
 use super::version::{Kind, Version};
@@ -25,6 +26,8 @@ enum Write {
     Lock { version: Version, before: Option<Version> },
     /// An entry in the table of shared locks.
     Shared,
+    /// A version in the pod: the next of `WriteSet::in_pod`.
+    Pod,
     /// A whole range; the row is its first.
     Range,
     /// The store itself, as its table's; and what was said of that before.
@@ -81,8 +84,12 @@ pub struct Replaced<'w> {
 pub struct WriteSet {
     tables: Vec<Table>,
     writes: Vec<(u32, RowId, Write)>,
+    /// Those that are in the pod, in their order.
+    in_pod: Vec<PodWrite>,
     /// Some of the writes are of kind `Lock`.
     has_locks: bool,
+    /// What was read of rows that are not in these tables: at other hosts.
+    elsewhere: Vec<Box<dyn Reads>>,
     /// By table; of serializable transactions.
     reads: Vec<(u32, TableReads)>,
     /// Of transactions before, emptied, for their memory.
@@ -111,7 +118,7 @@ impl WriteSet {
         self.writes.len()
     }
 
-    #[inline]
+    #[inline(always)]
     fn table(&mut self, store: &Arc<RowStore>) -> u32 {
         let known = self.tables.iter().position(|table| Arc::ptr_eq(&table.store, store));
         known.unwrap_or_else(|| {
@@ -136,6 +143,30 @@ impl WriteSet {
         let table = self.table(store);
         self.writes.push((table, row, Write::Lock { version, before }));
         self.has_locks = true;
+    }
+
+    pub(super) fn wrote_in_pod(&mut self, store: &Arc<RowStore>, row: RowId, write: PodWrite) {
+        let table = self.table(store);
+        self.writes.push((table, row, Write::Pod));
+        self.in_pod.push(write);
+    }
+
+    /// Remembers, for a serializable transaction, something that was read elsewhere.
+    pub fn read_elsewhere(&mut self, read: Box<dyn Reads>) {
+        self.elsewhere.push(read);
+    }
+
+    /// Other hosts find what was written.
+    pub fn is_shared(&self) -> bool {
+        !self.in_pod.is_empty()
+    }
+
+    /// Before a commit: what other hosts find of it outlives this one. XX001 where the pod is damaged.
+    pub fn secure(&self) -> Result<()> {
+        match self.in_pod.first() {
+            Some(first) => first.member.make_durable(self.in_pod.iter()),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn locked(&mut self, store: &Arc<RowStore>, row: RowId) {
@@ -202,7 +233,7 @@ impl WriteSet {
                     }
                 },
                 Write::Range => Change::Loaded,
-                Write::Lock { .. } | Write::Shared | Write::Redefined(_) => return None,
+                Write::Lock { .. } | Write::Shared | Write::Pod | Write::Redefined(_) => return None,
             };
             Some((&self.tables[*table as usize].store, *row, change))
         })
@@ -224,7 +255,7 @@ impl WriteSet {
                     }
                 },
                 Write::Shared => Done::Locked(store.locks.held(*row, own)?),
-                Write::Range | Write::Redefined(_) => return None,
+                Write::Pod | Write::Range | Write::Redefined(_) => return None,
             };
             Some((store, *row, done))
         };
@@ -238,7 +269,8 @@ impl WriteSet {
             let exists_as_of = self.exists_as_of.unwrap_or(CommitTs(0));
             Asked { store, reads, exists_as_of }.still_hold(check)
         };
-        self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))
+        self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))?;
+        check.check(self.elsewhere.iter().map(|read| &**read))
     }
 
     /// The transaction has committed at `ts`.
@@ -246,6 +278,11 @@ impl WriteSet {
         if self.has_locks {
             // First: while its versions bear its tag, nobody takes them, or their heads, away.
             self.unlock(worker);
+        }
+        if let Some(first) = self.in_pod.first() {
+            let member = Arc::clone(&first.member);
+            member.stamp(std::mem::take(&mut self.in_pod), ts);
+            member.tidy(worker);
         }
         for (table, row, write) in &self.writes {
             let table = &self.tables[*table as usize];
@@ -263,7 +300,7 @@ impl WriteSet {
                     }
                     header.begin.store(ts.0, Ordering::Release);
                 }
-                Write::Lock { .. } => {}
+                Write::Lock { .. } | Write::Pod => {}
                 Write::Shared => table.store.locks.release(*row, worker.tag()),
                 Write::Range => table.store.stamp_range(row.range(), ts),
                 Write::Redefined(_) => table.store.redefined.store(ts.0, Ordering::Release),
@@ -301,12 +338,21 @@ impl WriteSet {
         if undone.is_empty() {
             return;
         }
+        let in_pod = undone.iter().filter(|(.., write)| matches!(write, Write::Pod)).count();
+        let taken = self.in_pod.split_off(self.in_pod.len() - in_pod);
+        if let Some(first) = taken.first() {
+            let member = Arc::clone(&first.member);
+            member.take_back(taken);
+            member.tidy(worker);
+        }
+        let undone = &self.writes[savepoint.0..];
         for (table, row, write) in undone.iter().rev() {
             let store = &self.tables[*table as usize].store;
             match write {
                 Write::Version { version, before } | Write::Lock { version, before } => {
                     store.take_back(*row, *version, *before);
                 }
+                Write::Pod => {}
                 Write::Shared => store.locks.release(*row, worker.tag()),
                 Write::Range => store.drop_range(row.range(), worker),
                 Write::Redefined(before) => store.redefined.store(*before, Ordering::Release),
@@ -333,6 +379,7 @@ impl WriteSet {
 
     fn end(&mut self) {
         self.writes.clear();
+        self.elsewhere.clear();
         self.has_locks = false;
         for (_, mut reads) in self.reads.drain(..) {
             if self.spare_reads.len() < TABLES_KEPT {
@@ -405,7 +452,11 @@ impl RowStore {
 /// A transaction that is written to no log.
 impl Commit for WriteSet {
     fn reserve(&mut self) -> Result<()> {
-        Ok(())
+        self.secure()
+    }
+
+    fn is_shared(&self) -> bool {
+        WriteSet::is_shared(self)
     }
 
     fn validate(&mut self, check: &Validation<'_>) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::prepared::{PreparedIndex, PreparedTable, Resolved};
 use super::scan::{KeyScan, ScanMemory, ScanRange};
 use crate::catalog::relation::RelationName;
+use crate::pod::Placed;
 use crate::write::index::duplicate_key;
 use crate::{Database, DatabaseState, Isolation};
 use std::borrow::Cow;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, RowId, SqlState, Subject};
 use tidepool_index::{Direction, Fingers};
 use tidepool_table::rows::typed::{Column, Field, FieldType, ImageWriter, KeyValues, RowValues};
-use tidepool_table::rows::{Keys, Outcome, RangeView, RowRef, RowStore, ScanRead, WriteSet};
+use tidepool_table::rows::{Keys, Outcome, RangeView, RowRef, RowStore, ScanRead, WriteSet, is_pod_row};
 use tidepool_table::{Entered, IndexAccess, IndexKey, RowGroup, Table, TableIndex};
 use tidepool_txn::{View, Worker};
 
@@ -188,7 +189,16 @@ pub struct RowChange<'c> {
     set: u64,
 }
 
-impl RowChange<'_> {
+impl<'c> RowChange<'c> {
+    pub(super) fn new(old: &'c [u8], writer: ImageWriter<'c>) -> RowChange<'c> {
+        RowChange { old, writer, set: 0 }
+    }
+
+    /// A bit for each column that was set.
+    pub(super) fn set_columns(&self) -> u64 {
+        self.set
+    }
+
     /// A column's value before the change.
     #[inline]
     pub fn old<T: FieldType + ?Sized>(&self, column: Column<T>) -> T::Value<'_> {
@@ -221,6 +231,17 @@ pub(super) fn column_bit(index: usize) -> u64 {
 fn changed_meanwhile(table: &Table) -> Error {
     Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
         .with_detail(format!("Table \"{}\" was altered since the transaction's snapshot.", table.def.name))
+}
+
+/// Rows are added by their home.
+#[inline]
+fn is_here(placed: Option<&Placed>, index: &Arc<TableIndex>, key: &IndexKey) -> Result<()> {
+    match placed {
+        Some(placed) if placed.elsewhere(index, key.bytes())?.is_some() => {
+            Err(Error::unsupported("adding a row to another host's part of a table"))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cold]
@@ -281,6 +302,15 @@ impl<'t> Access<'t> {
         if !way.is_unique() || key.count() != way.positions().len() {
             return Err(no_single_row(way));
         }
+        if let Some(placed) = index.table.placed() {
+            let mut work = self.work.borrow_mut();
+            work.key.encode(way, &key)?;
+            if let Some(home) = placed.elsewhere(way, work.key.bytes())? {
+                let key = work.key.bytes().to_vec();
+                drop(work);
+                return self.get_elsewhere((placed, home), &resolved.table, way, &key);
+            }
+        }
         let work = &mut *self.work.borrow_mut();
         work.key.encode(way, &key)?;
         let _pausing = tidepool_fiber::pausing();
@@ -302,8 +332,8 @@ impl<'t> Access<'t> {
         if !way.is_ready_for(self.view) {
             return Err(changed_meanwhile(table));
         }
-        let work = &mut *self.work.borrow_mut();
-        let Work { lookups, writes, old_key, lately, main_images, .. } = work;
+        let mut borrowed = self.work.borrow_mut();
+        let Work { lookups, writes, old_key, lately, main_images, .. } = &mut *borrowed;
         let Lookups { keys: encoded, bounds, candidates, candidate_of } = lookups;
         encoded.clear();
         bounds.clear();
@@ -343,9 +373,25 @@ impl<'t> Access<'t> {
         found.iter().flatten().for_each(|row| lately.read(&table.rows, row.id));
         if self.remembers_reads {
             writes.read_rows(&table.rows, found.iter().flatten().map(|row| row.id));
-            for place in (0..found.len()).filter(|place| found[*place].is_none()) {
+            let is_here = |place: &usize| {
+                let home = index.table.placed().map(|placed| placed.elsewhere(way, key(*place)));
+                !matches!(home, Some(Ok(Some(_))))
+            };
+            for place in (0..found.len()).filter(|place| found[*place].is_none()).filter(is_here) {
                 let access = IndexAccess::of_key(way, key(place));
                 writes.read_scan(&table.rows, ScanRead::new(&[], Some(&access)));
+            }
+        }
+        if let Some(placed) = index.table.placed() {
+            let mut elsewhere = Vec::new();
+            for place in 0..found.len() {
+                if let Some(home) = placed.elsewhere(way, key(place))? {
+                    elsewhere.push((place, home, key(place).to_vec()));
+                }
+            }
+            drop(borrowed);
+            for (place, home, key) in elsewhere {
+                found[place] = self.get_elsewhere((placed, home), table, way, &key)?;
             }
         }
         Ok(found)
@@ -389,6 +435,9 @@ impl<'t> Access<'t> {
         if self.remembers_reads {
             self.work.borrow_mut().writes.read_row(&resolved.table.rows, row);
         }
+        if is_pod_row(row) && table.placed().is_some() {
+            return self.get_by_id_elsewhere(&resolved.table, row);
+        }
         let _pausing = tidepool_fiber::pausing();
         let found = resolved.table.rows.read(self.view, row);
         self.work.borrow_mut().lately.read(&resolved.table.rows, row);
@@ -411,7 +460,7 @@ impl<'t> Access<'t> {
         if !way.is_ready_for(self.view) {
             return Err(changed_meanwhile(&resolved.table));
         }
-        KeyScan::new(*self, &resolved.table, way, range, direction)
+        KeyScan::new(*self, (&resolved.table, index.table.placed()), way, range, direction)
     }
 
     /// Hands all rows of a table to a function, in no order.
@@ -445,6 +494,7 @@ impl<'t> Access<'t> {
     #[inline]
     pub fn insert(&self, table: &PreparedTable, values: impl RowValues) -> Result<RowId> {
         let resolved = self.resolve_to_write(table)?;
+        let placed = table.placed();
         let table = &resolved.table;
         let work = &mut *self.work.borrow_mut();
         ImageWriter::make(table.rows.layout(), &table.def, &values, &mut work.image)?;
@@ -454,6 +504,7 @@ impl<'t> Access<'t> {
         for index in table.indexes() {
             let entered = index
                 .key_of(&table.rows, RowRef::Version(&work.image), &mut work.key)
+                .and_then(|()| is_here(placed, index, &work.key))
                 .and_then(|()| self.enter(table, index, row, &work.key, &mut work.fingers));
             if let Err(error) = entered {
                 work.writes.undo_to(before, self.worker);
@@ -473,7 +524,11 @@ impl<'t> Access<'t> {
         change: impl FnOnce(&mut RowChange<'_>) -> Result<()>,
     ) -> Result<bool> {
         let resolved = self.resolve_to_write(table)?;
+        let placed = table.placed();
         let table = &resolved.table;
+        if placed.is_some() && is_pod_row(row) {
+            return self.update_elsewhere(table, row, change);
+        }
         let layout = table.rows.layout();
         let found = match self.work.borrow().lately.has_read(&table.rows, row) {
             true => table.rows.read_again(self.view, row),
@@ -509,7 +564,7 @@ impl<'t> Access<'t> {
             let writes = &mut work.writes;
             match table.rows.update(self.worker, self.view, writes, row, &work.image, keys)? {
                 Outcome::Written => break,
-                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,
+                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.interrupted_elsewhere())?,
                 Outcome::Newer { .. } => return Err(newer()),
                 Outcome::Deleted | Outcome::SelfModified => return Ok(false),
             }
@@ -540,11 +595,14 @@ impl<'t> Access<'t> {
     pub fn delete(&self, table: &PreparedTable, row: RowId) -> Result<bool> {
         let resolved = self.resolve_to_write(table)?;
         let table = &resolved.table;
+        if is_pod_row(row) {
+            return Err(Error::unsupported("deleting a row of another host"));
+        }
         let work = &mut *self.work.borrow_mut();
         loop {
             match table.rows.delete(self.worker, self.view, &mut work.writes, row)? {
                 Outcome::Written => break,
-                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,
+                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.interrupted_elsewhere())?,
                 Outcome::Newer { .. } => return Err(newer()),
                 Outcome::Deleted | Outcome::SelfModified => return Ok(false),
             }

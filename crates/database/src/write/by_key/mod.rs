@@ -15,6 +15,7 @@
 //! A prepared table knows when another definition has taken its table's place, and is then looked up anew, once for all who use it.
 
 mod access;
+mod elsewhere;
 mod prepared;
 mod procedure;
 mod scan;

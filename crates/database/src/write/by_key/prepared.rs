@@ -2,6 +2,7 @@
 
 use crate::catalog::relation::RelationName;
 use crate::catalog::state::DatabaseState;
+use crate::pod::Placed;
 use crate::write::transaction::table_of;
 use crate::{Database, DatabaseVersion};
 use std::sync::{Arc, OnceLock, Weak};
@@ -30,6 +31,8 @@ pub(super) struct Names {
     /// Of indexes that were prepared, by place: names, or the primary key.
     ways: parking_lot::RwLock<Vec<Option<String>>>,
     first: Link,
+    /// Of a table whose rows the hosts of a pod share out.
+    placed: OnceLock<Placed>,
 }
 
 /// A table, and, once another definition has taken its place, that one.
@@ -70,6 +73,7 @@ impl Database {
             table: name,
             ways: parking_lot::RwLock::default(),
             first,
+            placed: OnceLock::new(),
         })))
     }
 }
@@ -143,6 +147,24 @@ impl PreparedTable {
         let index = PreparedIndex { table: self.clone(), way };
         index.table.index_in(self.newest(), way)?;
         Ok(index)
+    }
+
+    /// The table as it is defined now.
+    pub(crate) fn current(&self) -> Arc<Table> {
+        self.newest().table.clone()
+    }
+
+    /// 55000 where its rows are shared out already.
+    pub(super) fn set_placed(&self, placed: Placed) -> Result<()> {
+        self.0.placed.set(placed).map_err(|_| {
+            let text = format!("the rows of table \"{}\" are shared out already", self.0.table.name);
+            Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, text)
+        })
+    }
+
+    #[inline]
+    pub(super) fn placed(&self) -> Option<&Placed> {
+        self.0.placed.get()
     }
 
     /// The newest that anybody looked up.

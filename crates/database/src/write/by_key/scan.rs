@@ -1,6 +1,7 @@
 //! Rows in ranges of keys.
 
 use super::access::{Access, Row};
+use crate::pod::Placed;
 use std::ops::Bound;
 use std::sync::Arc;
 use tidepool_base::{Result, RowId};
@@ -52,6 +53,8 @@ pub struct KeyScan<'a> {
     looked_at: Savepoint,
     memory: ScanMemory,
     is_over: bool,
+    /// Those of another host, all at once.
+    elsewhere: Option<std::vec::IntoIter<Row<'a>>>,
 }
 
 /// What a scan works with, kept from one to the next.
@@ -117,12 +120,31 @@ fn bounds<K: KeyValues>(index: &TableIndex, range: &ScanRange<K>) -> Result<KeyB
 impl<'a> KeyScan<'a> {
     pub(super) fn new(
         access: Access<'a>,
-        table: &'a Arc<Table>,
+        (table, placed): (&'a Arc<Table>, Option<&Placed>),
         index: &'a Arc<TableIndex>,
         range: ScanRange<impl KeyValues>,
         direction: Direction,
     ) -> Result<KeyScan<'a>> {
         let bounds = bounds(index, &range)?;
+        let home = placed.map(|placed| placed.home_of(index, &bounds)).transpose()?.flatten();
+        if let (Some(placed), Some(home)) = (placed, home) {
+            let rows = access.scan_elsewhere((placed, home), table, index, bounds.clone(), direction)?;
+            let looked_at = access.work.borrow().writes.savepoint();
+            return Ok(KeyScan {
+                access,
+                table,
+                index,
+                bounds,
+                direction,
+                ahead: Vec::new(),
+                at: 0,
+                wanted: 0,
+                looked_at,
+                memory: ScanMemory::default(),
+                is_over: false,
+                elsewhere: Some(rows.into_iter()),
+            });
+        }
         index.fetch_range(bounds.range())?;
         let mut work = access.work.borrow_mut();
         let mut memory = work.scans.pop().unwrap_or_default();
@@ -142,6 +164,7 @@ impl<'a> KeyScan<'a> {
             looked_at,
             memory,
             is_over: false,
+            elsewhere: None,
         })
     }
 
@@ -229,12 +252,18 @@ impl<'a> Iterator for KeyScan<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Result<Row<'a>>> {
+        if let Some(rows) = &mut self.elsewhere {
+            return rows.next().map(Ok);
+        }
         if self.is_over { None } else { self.step().transpose() }
     }
 }
 
 impl Drop for KeyScan<'_> {
     fn drop(&mut self) {
+        if self.elsewhere.is_some() {
+            return;
+        }
         if self.access.remembers_reads {
             self.remember();
         }

@@ -130,6 +130,7 @@ impl DirectSession {
         if isolation == Isolation::ReadCommitted {
             return Err(Error::unsupported("row access at READ COMMITTED").with_hint("Use REPEATABLE READ."));
         }
+        self.database.serve_pod();
         let worker = self.worker.as_mut().expect("a session has a worker until it is dropped");
         worker.begin(isolation)?;
         if self.database.roles.is_some() {

@@ -82,6 +82,7 @@ const SCENARIOS: &[Scenario] = &[
     tuples::DUEL,
     tuples::RECOVERERS,
     tuples::MOVERS,
+    tuples::KEPT,
 ];
 
 #[test]
@@ -154,7 +155,8 @@ fn written() -> BTreeSet<(&'static str, u32)> {
         "stamp_all(",
         "stamp_for_dead(",
         "fetch_framed(",
-        ".read_version(",
+        ".newest(",
+        ".read_kept(",
     ];
     let is_call = |line: &str| calls.iter().any(|call| line.contains(call)) && !line.contains("fn ");
     let lines = sources.into_iter().flat_map(|(file, text)| (1..).zip(text.lines()).map(move |line| (file, line)));

@@ -4,8 +4,8 @@ use super::super::{Host, Program, Report, Step, Stop, Switches, run};
 use super::{Plan, Scenario};
 use crate::layout::{HostId, Layout};
 use crate::memory::{Blocks, Retired};
-use crate::tuples::{Lock, Seen, Tuples};
-use crate::words::TupleState;
+use crate::tuples::{Lock, Seen, Status, Tuples};
+use crate::words::{Begin, Plain, TupleState};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -178,7 +178,12 @@ impl<'h> Worker<'h> {
         let tuple = self.host.random(self.rows());
         let row = self.books.borrow().at_home[tuple].clone();
         if let Some((begin, image)) = row {
-            if self.tuples().move_in(tuple as u32, begin, &image, &mut self.blocks)? {
+            if self.host.random(4) == 0 {
+                // As one does who finds the row in use after all.
+                if let Some(moving) = self.tuples().reserve(tuple as u32)? {
+                    self.tuples().give_up(moving)?;
+                }
+            } else if self.tuples().move_in(tuple as u32, begin, &image, &mut self.blocks)? {
                 self.books.borrow_mut().at_home[tuple] = None;
             }
         } else if self.host.random(self.work.moves_in) == 0
@@ -516,3 +521,132 @@ fn movers(plan: Plan) -> Report {
 
 pub const MOVERS: Scenario =
     Scenario { name: "movers", run: movers, mortals: &[HostId(0)], deaths: 1, accesses: 140, runs: 4 };
+
+/// What the hosts of [`KEPT`] know of each other, which is not in the pod.
+#[derive(Default)]
+struct Versions {
+    /// The row from each of these times on, in order. All of them are committed.
+    values: Vec<(u64, u64)>,
+    has_moved_in: bool,
+}
+
+impl Versions {
+    fn newest(&self) -> (u64, u64) {
+        *self.values.last().expect("the row has a first value")
+    }
+
+    fn at(&self, ts: u64) -> u64 {
+        self.values.iter().rfind(|(since, _)| *since <= ts).expect("the first is as of the beginning").1
+    }
+}
+
+/// One host writes a row again and again, and has blocks written anew when the reader's horizon has passed them. Another reads what
+/// the row was.
+fn kept(plan: Plan) -> Report {
+    let layout = Layout { tuples: 1, blocks: 4, ..LAYOUT };
+    let plan = Plan { sleeps_in: 12, ..plan };
+    let versions = Rc::new(RefCell::new(Versions { values: vec![(0, 1)], ..Versions::default() }));
+    let returned = Rc::new(RefCell::new(Vec::<Retired>::new()));
+    let program = |me: u8| -> Program {
+        let (versions, returned) = (versions.clone(), returned.clone());
+        Box::new(move |host| {
+            let tuples = Tuples::new(host, layout);
+            let mut blocks = Blocks::new(layout.blocks(host.id()), layout.block_lines);
+            match me {
+                0 => {
+                    let is_in = tuples.move_in(0, CommitTs(0), &image(1), &mut blocks)?;
+                    host.hold(is_in, || "the tuple was in use".to_owned());
+                    versions.borrow_mut().has_moved_in = true;
+                    Ok(())
+                }
+                1 => {
+                    while !versions.borrow().has_moved_in {
+                        host.pause()?;
+                    }
+                    // Replaced at these times.
+                    let mut waiting: Vec<(u64, Retired)> = Vec::new();
+                    let mut writes = 0;
+                    for _ in 0..90 {
+                        let horizon = layout.horizon(HostId(2)).load(host)?.0;
+                        let is_due = |(ts, _): &mut (u64, Retired)| *ts < horizon;
+                        for (_, retired) in waiting.extract_if(.., is_due) {
+                            // The first one is the home's.
+                            if let Err(of_home) = blocks.retire(retired) {
+                                returned.borrow_mut().push(of_home);
+                            }
+                        }
+                        if blocks.free() == 0 {
+                            host.pause()?;
+                            continue;
+                        }
+                        let (ts, value) = versions.borrow().newest();
+                        let (ts, value) = (ts + 1, value + 1);
+                        let mut transaction = tuples.begin(host.id(), 0)?;
+                        let lock = transaction.write(0, &mut blocks, |_| image(value))?;
+                        host.hold(lock == Lock::Done, || format!("the tuple is {lock:?}, and nobody else writes it"));
+                        let decided = || versions.borrow_mut().values.push((ts, value));
+                        for retired in transaction.commit(CommitTs(ts), decided)? {
+                            waiting.push((ts, retired));
+                        }
+                        writes += 1;
+                        if writes == 14 {
+                            break;
+                        }
+                    }
+                    Ok(())
+                }
+                _ => {
+                    while !versions.borrow().has_moved_in {
+                        host.pause()?;
+                    }
+                    let mut published = layout.horizon(host.id()).load(host)?;
+                    while !host.is_over(HostId(1)) {
+                        let snapshot = versions.borrow().newest().0;
+                        // It never goes back but for the first time, before which nothing was free.
+                        layout.horizon(host.id()).move_on(host, published, Plain(snapshot))?;
+                        published = Plain(snapshot);
+                        for _ in 0..host.random(6) {
+                            host.pause()?;
+                        }
+                        let value = value_at(host, &tuples, snapshot)?;
+                        let expected = versions.borrow().at(snapshot);
+                        host.hold(value == expected, || {
+                            format!("the row was {expected} at {snapshot}, and {value} is read")
+                        });
+                    }
+                    Ok(())
+                }
+            }
+        })
+    };
+    run(plan, layout, (0..layout.hosts).map(program).collect())
+}
+
+/// The row of a tuple as of a snapshot that keeps its versions.
+fn value_at(host: &Host<'_>, tuples: &Tuples<'_, Host<'_>>, snapshot: u64) -> Step<u64> {
+    'anew: loop {
+        let word = tuples.load(0)?;
+        let Some(mut version) = tuples.newest(0, word)? else { continue };
+        if let Begin::By(tag) = version.begin {
+            match tuples.status(tag)? {
+                Status::Committed(ts) => version.begin = Begin::At(ts),
+                Status::Running | Status::Aborted => {}
+                Status::Gone => continue 'anew,
+            }
+        }
+        loop {
+            if let Begin::At(ts) = version.begin
+                && ts.0 <= snapshot
+            {
+                return Ok(value_of(host, &version.image));
+            }
+            let Some(older) = version.older else {
+                host.hold(false, || format!("nothing is as old as {snapshot}"));
+                return Ok(0);
+            };
+            version = tuples.older(older)?;
+        }
+    }
+}
+
+pub const KEPT: Scenario = Scenario { name: "kept versions", run: kept, mortals: &[], deaths: 0, accesses: 0, runs: 2 };

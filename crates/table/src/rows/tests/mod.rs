@@ -9,6 +9,8 @@ mod history;
 #[cfg(loom)]
 mod model;
 #[cfg(not(loom))]
+mod pods;
+#[cfg(not(loom))]
 mod single;
 #[cfg(not(loom))]
 mod threads;
