@@ -43,6 +43,9 @@ pub(crate) struct Lane {
 // compare-and-swap with Acquire and cleared with Release.
 unsafe impl Sync for Lane {}
 
+// A claim is given back where its holder panics, and what it was reading or writing is read or written anew over another connection.
+impl std::panic::RefUnwindSafe for Lane {}
+
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lane").field("is_up", &self.is_up).finish_non_exhaustive()
