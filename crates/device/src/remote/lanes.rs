@@ -43,7 +43,7 @@ pub(crate) struct Lane {
 // compare-and-swap with Acquire and cleared with Release.
 unsafe impl Sync for Lane {}
 
-// A claim is given back where its holder panics, and what it was reading or writing is read or written anew over another connection.
+// What is done with a claim is what a handler of faults may do, which does not panic: nobody finds a lane in the middle of an exchange.
 impl std::panic::RefUnwindSafe for Lane {}
 
 impl std::fmt::Debug for Lane {
