@@ -128,7 +128,7 @@ fn tables_live_at_a_node_over_restarts_of_the_database() {
     };
     let url = server.url.as_str();
     assert_eq!(of(url, "bytes_cache"), 2 << 20);
-    assert!(of(url, "bytes_local") <= 2 << 20 && of(url, "bytes_remote") > 4 << 20);
+    assert!(of(url, "bytes_local") <= 2 << 20 && of(url, "bytes_remote") > 2 << 20);
     assert!(of(url, "fetched") > 500 && of(url, "written_back") > 500 && of(url, "exchanges") > 500);
     assert_eq!((value(url, UP), of(url, "fetched_from_copies"), of(url, "node_losses")), ("t".into(), 0, 0));
     let location = value(url, "SELECT location FROM tidepool.tablespaces WHERE name = 'there'");
@@ -297,9 +297,9 @@ fn the_far_tier_is_at_a_node_and_statements_too() {
         &["CREATE TABLE big TABLESPACE far AS SELECT x AS a, x % 1000 AS b FROM generate_series(1, 300000) AS t(x)"],
     );
     let joined = "SELECT count(*) || ' ' || sum(l.a + r.a) FROM big l JOIN big r ON l.a = r.a + 1";
-    assert_eq!(value(&server.url, joined), "299999 90000000000");
+    assert_eq!(value(&server.url, joined), "299999 89999999999");
     let sorted = "SELECT a FROM big ORDER BY b DESC, a OFFSET 150000 LIMIT 1";
-    assert_eq!(value(&server.url, sorted), "500");
+    assert_eq!(value(&server.url, sorted), "499");
     let fetched = value(&server.url, "SELECT fetched > 100 FROM tidepool.paging WHERE tablespace = 'far'");
     assert_eq!(fetched, "t");
     // It may be gone when the database starts, and is not waited for.
@@ -307,7 +307,7 @@ fn the_far_tier_is_at_a_node_and_statements_too() {
     assert!(server.wait().0);
     drop(node);
     let server = serve(&place.data(), &["--far", &far]);
-    assert_eq!(value(&server.url, joined), "299999 90000000000");
+    assert_eq!(value(&server.url, joined), "299999 89999999999");
     // A new database, which has nothing yet, is told.
     let refused = try_serve(&place.0.path().join("other"), &["--far", &far], &[]).err().unwrap();
     assert!(refused.contains("could not connect") && refused.contains("tidepool memory-node --listen"), "{refused}");

@@ -1136,3 +1136,34 @@ async fn columns_say_where_they_come_from() {
     let fetched = raw.ask(&raw::query("FETCH c")).await;
     assert_eq!(origins(&client, &fetched[0].1).await, "b=oa.3");
 }
+
+/// The types are PostgreSQL's.
+#[tokio::test]
+async fn the_first_place_of_a_parameter_decides_its_type() {
+    let (server, client) = TestServer::start_connected().await;
+    client.batch_execute("CREATE TABLE t (a bigint, b text, n numeric)").await.unwrap();
+    client
+        .batch_execute("INSERT INTO t VALUES (1, '1', 1), (2, 'two', 2.5), (5000000000, '3', 5000000000)")
+        .await
+        .unwrap();
+    for (sql, expected) in [
+        ("SELECT count(*) FROM t WHERE a >= $1 AND a < $1 + 1000000000", "int8"),
+        ("SELECT count(*) FROM t WHERE a < $1 + 1000000000 AND a >= $1", "int4"),
+        ("SELECT count(*) + $1::int - $1 FROM t WHERE a < 5", "int4"),
+        ("SELECT count(*) + 1 FROM t WHERE b = $1 OR a::text = $1", "text"),
+        ("SELECT $1 + 1 FROM t WHERE a = $1", "int4"),
+        ("WITH q AS MATERIALIZED (SELECT a FROM t WHERE a <= $1 + 2) SELECT count(*) FROM q WHERE a >= $1", "int4"),
+    ] {
+        let statement = client.prepare(sql).await.unwrap();
+        assert_eq!(statement.params().iter().map(|known| known.name()).collect::<Vec<_>>(), [expected], "{sql}");
+        let given: &(dyn tokio_postgres::types::ToSql + Sync) = match expected {
+            "int8" => &1_i64,
+            "int4" => &1_i32,
+            _ => &"1",
+        };
+        let row = client.query_one(&statement, &[given]).await.unwrap();
+        let count = row.try_get::<_, i64>(0).or_else(|_| row.try_get::<_, i32>(0).map(i64::from)).unwrap();
+        assert_eq!(count, 2, "{sql}");
+    }
+    server.stop().await;
+}

@@ -14,7 +14,7 @@ use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{FieldRef, Schema, SchemaRef};
 use datafusion::catalog::{Session, TableProvider};
-use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{Result as PlanResult, Statistics, internal_err, stats::Precision};
 use datafusion::datasource::{TableType, source_as_provider};
 use datafusion::execution::session_state::SessionState;
@@ -166,17 +166,31 @@ pub(crate) fn bind(plan: &LogicalPlan, parameters: &[ArrayRef]) -> Result<()> {
     })
 }
 
-/// What is known of the types of parameters, by name, in a plan and in the queries that it reads.
+/// What is known of the types of parameters, by name, in a plan and in the queries that it reads. As in PostgreSQL, the first place that tells
+/// a parameter's type decides, and in others it is a value of that type.
 pub(crate) fn parameter_fields(plan: &LogicalPlan) -> Result<HashMap<String, Option<FieldRef>>> {
-    let mut fields = plan.get_parameter_fields().map_err(from_datafusion)?;
-    each(plan, &mut HashMap::new(), &mut |shared| {
-        for (name, field) in shared.plan.get_parameter_fields().map_err(from_datafusion)? {
-            let known = fields.entry(name).or_default();
-            *known = known.take().or(field);
-        }
-        Ok(())
-    })?;
+    let mut fields = HashMap::new();
+    // `WITH` stands before what reads it.
+    each(plan, &mut HashMap::new(), &mut |shared| add_parameter_fields(&shared.plan, &mut fields))?;
+    add_parameter_fields(plan, &mut fields)?;
     Ok(fields)
+}
+
+fn add_parameter_fields(plan: &LogicalPlan, fields: &mut HashMap<String, Option<FieldRef>>) -> Result<()> {
+    let walked = plan.apply_with_subqueries(|plan| {
+        plan.apply_expressions(|expr| {
+            expr.apply(|expr| {
+                if let Expr::Placeholder(placeholder) = expr {
+                    let known = fields.entry(placeholder.id.clone()).or_default();
+                    if known.as_ref().is_none_or(|field| field.data_type().is_null()) {
+                        *known = placeholder.field.clone().or_else(|| known.take());
+                    }
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    });
+    walked.map(drop).map_err(from_datafusion)
 }
 
 // --------------------------------------------------------------------------------------------------------------- the rows
