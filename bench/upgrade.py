@@ -118,7 +118,9 @@ class Pooled(Restart):
         """Starts one, and returns once it serves."""
         pid = self.folder / "pgbouncer.pid"
         before = pid.read_text() if pid.exists() else ""
-        subprocess.run([*self.server.prefix, "pgbouncer", "-q", "-d", *options, str(self.settings)], check=True)
+        # A change of users may lower the limit of descriptors again.
+        limit = f"ulimit -n {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} && exec \"$@\""
+        subprocess.run([*self.server.prefix, "sh", "-c", limit, "sh", "pgbouncer", "-q", "-d", *options, str(self.settings)], check=True)
         while not pid.exists() or pid.read_text() in ("", before):
             time.sleep(0.001)
 
