@@ -182,7 +182,8 @@ impl TableIndex {
     }
 
     /// Whether a row has this key. `scratch`: kept from row to row, for its memory.
-    #[inline]
+    // Asked for each row of a range: a call of its own costs as much as a short key's comparison.
+    #[inline(always)]
     pub fn has_key(&self, rows: &RowStore, row: RowRef<'_>, key: &[u8], scratch: &mut IndexKey) -> Result<bool> {
         if let (RowRef::Version(image), Some(integers)) = (row, &self.integers)
             && let Some(is_same) = integers.is(image, key)
