@@ -166,8 +166,9 @@ pub(crate) fn bind(plan: &LogicalPlan, parameters: &[ArrayRef]) -> Result<()> {
     })
 }
 
-/// What is known of the types of parameters, by name, in a plan and in the queries that it reads. As in PostgreSQL, the first place that tells
-/// a parameter's type decides, and in others it is a value of that type.
+/// What is known of the types of parameters, by name, in a plan and in the queries that it reads. The first place that tells a parameter's type
+/// decides, and in others it is a value of that type. Places are in the order of the plan, from its top: PostgreSQL looks at subqueries in
+/// FROM, and at the WHERE of an UPDATE, before the rest.
 pub(crate) fn parameter_fields(plan: &LogicalPlan) -> Result<HashMap<String, Option<FieldRef>>> {
     let mut fields = HashMap::new();
     // `WITH` stands before what reads it.
